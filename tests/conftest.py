@@ -1,0 +1,25 @@
+"""Fixtures for every room's tests."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+# Compiling a kernel inside an example is slow once; that is no flaw of the example.
+settings.register_profile(
+    "default", deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=50
+)
+settings.register_profile("ci", parent=settings.get_profile("default"), derandomize=True)
+settings.load_profile("ci" if os.environ.get("CI") else "default")
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """Published golden schedules and traces, kept beside the checkout; not part of the project."""
+    folder = Path(__file__).resolve().parents[2] / "shared" / "data"
+    if not folder.is_dir():
+        pytest.skip("the published golden data is not beside this checkout")
+    return folder

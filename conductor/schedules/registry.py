@@ -1,0 +1,58 @@
+"""All schedules by name."""
+
+from __future__ import annotations
+
+from conductor.errors import DoesNotFitError, InvalidSpecError
+from conductor.ir.schedule import Schedule
+from conductor.problem.placement import stage_ranks
+from conductor.problem.spec import PipelineSpec
+from conductor.schedules import gpipe, one_f_one_b
+from conductor.schedules.info import Objective, ScheduleInfo
+from conductor.schedules.memory import check_memory
+
+__all__ = ["SCHEDULES", "Objective", "ScheduleInfo", "adapt", "build"]
+
+_FILES = (gpipe, one_f_one_b)
+
+SCHEDULES: dict[str, ScheduleInfo] = {info.name: info for file in _FILES for info in file.INFOS}
+
+
+def build(name: str, spec: PipelineSpec, *, objective: Objective = "makespan") -> Schedule:
+    """Makes a schedule for a spec.
+
+    Args:
+        name: a key of `SCHEDULES`.
+        spec: a rank-level profile (it is split over the schedule's stages), or one of stages.
+        objective: what a heuristic minimises; schedules of a fixed form have no choice.
+
+    Raises:
+        InvalidSpecError: there is no schedule of this name.
+        DoesNotFitError: the schedule cannot take this spec; the message says which rank misses how
+            much memory, which micro-batch counts it takes or which placement it needs.
+    """
+    if name not in SCHEDULES:
+        raise InvalidSpecError(f"no schedule is named {name!r}; there are {', '.join(SCHEDULES)}")
+    info = SCHEDULES[name]
+    spec = adapt(info, spec)
+    schedule = info.build(spec, objective)
+    check_memory(spec, schedule)
+    return schedule
+
+
+def adapt(info: ScheduleInfo, spec: PipelineSpec) -> PipelineSpec:
+    """The spec on the stages of a schedule.
+
+    Raises:
+        DoesNotFitError: the spec gives stages that the schedule cannot take.
+    """
+    per_rank = info.stages_per_rank
+    if info.any_stages_per_rank and not spec.is_rank_level:
+        per_rank = spec.num_stages // spec.num_ranks
+    try:
+        return spec.on_stages(stage_ranks(info.placement, spec.num_ranks, per_rank))
+    except InvalidSpecError:
+        count = "any number of" if info.any_stages_per_rank else per_rank
+        raise DoesNotFitError(
+            f"{info.name} needs {info.placement} placement with {count} stage(s) a rank, but the"
+            f" spec places {spec.num_stages} stages on ranks {list(spec.stage_ranks)}"
+        ) from None

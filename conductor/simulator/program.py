@@ -14,8 +14,10 @@ from conductor.problem.kind import KIND_RULES, Kind
 from conductor.problem.spec import PipelineSpec
 from conductor.simulator.kernels import join_overlapping, link_inputs, topological_order
 
-MAX_INPUTS = 4
-"""Columns of the input tables: a backward of a split waits for three actions, and one is spare."""
+MAX_INPUTS = 5
+"""Columns of the input tables: a backward waits for up to three actions (two and its neighbour split),
+and a forward that overlaps with it for those and its own two."""
+MAX_RULES = max(len(rule.inputs) for rule in KIND_RULES.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -25,6 +27,9 @@ class Program:
     Attributes:
         rank_offsets: int64, shape (num_ranks + 1,); rank r owns `[offsets[r], offsets[r + 1])`.
         ranks: int32, shape (n,).
+        kinds: int8, shape (n,).
+        stages: int32, shape (n,).
+        microbatches: int32, shape (n,).
         inputs: int32, shape (n, MAX_INPUTS); indices of the actions it waits for, -1 is none.
             The order of its own rank is not among them.
         input_lag_ms: float64, shape (n, MAX_INPUTS); transfer time after that input's end.
@@ -45,6 +50,9 @@ class Program:
 
     rank_offsets: Int64Array
     ranks: Int32Array
+    kinds: Int8Array
+    stages: Int32Array
+    microbatches: Int32Array
     inputs: Int32Array
     input_lag_ms: FloatArray
     outputs: Int32Array
@@ -90,8 +98,8 @@ class Program:
 
 
 def _rule_table() -> Int32Array:
-    """KIND_RULES as int32, shape (kinds, MAX_INPUTS - 1, 2): bit mask of kinds, stage offset."""
-    table = np.zeros((len(Kind), MAX_INPUTS - 1, 2), np.int32)
+    """KIND_RULES as int32, shape (kinds, MAX_RULES, 2): bit mask of kinds, stage offset."""
+    table = np.zeros((len(Kind), MAX_RULES, 2), np.int32)
     for kind, rule in KIND_RULES.items():
         for slot, need in enumerate(rule.inputs):
             table[kind, slot] = (sum(1 << other for other in need.kinds), need.stage_offset)
@@ -139,9 +147,7 @@ def encode(spec: PipelineSpec, schedule: Schedule) -> Program:
     )  # fmt: skip
     if fault:
         raise _explain(schedule)
-    ranks = np.repeat(
-        np.arange(schedule.num_ranks, dtype=np.int32), np.diff(schedule.rank_offsets)
-    )
+    ranks = np.repeat(np.arange(schedule.num_ranks, dtype=np.int32), np.diff(schedule.rank_offsets))
     if not np.array_equal(stage_ranks[stages], ranks):
         raise _explain(schedule)
     overlapping = np.flatnonzero(schedule.overlaps)
@@ -158,6 +164,9 @@ def encode(spec: PipelineSpec, schedule: Schedule) -> Program:
     return Program(
         rank_offsets=schedule.rank_offsets,
         ranks=ranks,
+        kinds=kinds,
+        stages=stages,
+        microbatches=schedule.microbatches,
         inputs=inputs,
         input_lag_ms=lags,
         outputs=outputs,

@@ -1,0 +1,155 @@
+"""Simulation of a schedule under given durations."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from conductor.ir.schedule import FloatArray, Int32Array, Schedule
+from conductor.problem.spec import PipelineSpec
+from conductor.simulator.kernels import static_draws, summarise
+from conductor.simulator.program import Program, encode
+from conductor.simulator.timeline import Timeline
+
+Execution = Literal["static", "ready-first"]
+
+_CHUNK = 1 << 22
+"""Actions whose times are held at once, over all draws."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Simulation:
+    """What a schedule does over many draws.
+
+    Attributes:
+        makespan_ms: float64, shape (draws,).
+        bubble_ratio: float64, shape (draws,); see `Timeline.bubble_ratio`.
+        stage_span_ms: float64, shape (draws,); see `Timeline.stage_span_ms`.
+        stage_span_bubble_ratio: float64, shape (draws,).
+        idle_ms: float64, shape (len(IdleCause), num_ranks); mean over draws.
+        busy_ms: float64, shape (num_ranks,); mean over draws.
+        peak_memory: float64, shape (num_ranks,); maximum over draws.
+    """
+
+    makespan_ms: FloatArray
+    bubble_ratio: FloatArray
+    stage_span_ms: FloatArray
+    stage_span_bubble_ratio: FloatArray
+    idle_ms: FloatArray
+    busy_ms: FloatArray
+    peak_memory: FloatArray
+
+
+def simulate(
+    spec: PipelineSpec,
+    schedule: Schedule,
+    durations_ms: npt.ArrayLike | None = None,
+    *,
+    execution: Execution = "static",
+) -> Simulation:
+    """Runs a schedule once for each draw of durations, in parallel.
+
+    Args:
+        spec: expected times, links and memory; a rank-level profile is split over the stages.
+        schedule: the order of each rank (static execution) or a hint of it (ready-first).
+        durations_ms: realised durations in program order, shape (draws, n) or (n,); None is one draw of
+            the expected ones. Blocking sends come on top.
+        execution: `static` or `ready-first`.
+
+    Raises:
+        InvalidSpecError: the spec gives other stages than the schedule has.
+        InvalidScheduleError: the schedule is incomplete or deadlocks.
+        ValueError: unknown execution, or durations of another shape.
+    """
+    program = encode(spec, schedule)
+    busy = _busy(program, durations_ms)
+    draws = len(busy)
+    makespan, span, mean_busy = np.empty(draws), np.empty(draws), np.empty(draws)
+    idle = np.zeros((4, program.num_ranks))
+    busy_sum = np.zeros(program.num_ranks)
+    peak = np.zeros(program.num_ranks)
+    step = max(1, _CHUNK // program.num_actions)
+    for first in range(0, draws, step):
+        part = slice(first, first + step)
+        starts, sequences = execute(program, busy[part], execution)
+        makespan[part], span[part], rank_busy, rank_idle, rank_peak = summarise(
+            starts, starts + busy[part], sequences, program.rank_offsets, program.kinds,
+            program.streams, program.inputs, program.input_lag_ms, program.allocated,
+            program.freed, program.memory_limits,
+        )  # fmt: skip
+        mean_busy[part] = rank_busy.mean(axis=1)
+        idle += rank_idle.sum(axis=0)
+        busy_sum += rank_busy.sum(axis=0)
+        peak = np.maximum(peak, rank_peak.max(axis=0))
+    return Simulation(
+        makespan_ms=makespan,
+        bubble_ratio=1.0 - mean_busy / makespan,
+        stage_span_ms=span,
+        stage_span_bubble_ratio=1.0 - mean_busy / span,
+        idle_ms=idle / draws,
+        busy_ms=busy_sum / draws,
+        peak_memory=peak,
+    )
+
+
+def timeline(
+    spec: PipelineSpec,
+    schedule: Schedule,
+    durations_ms: npt.ArrayLike | None = None,
+    *,
+    execution: Execution = "static",
+) -> Timeline:
+    """Runs a schedule once. Arguments and errors as in `simulate`, durations of shape (n,)."""
+    program = encode(spec, schedule)
+    busy = _busy(program, durations_ms)
+    if len(busy) != 1:
+        raise ValueError(f"a timeline is of one draw of durations, not {len(busy)}")
+    starts, sequences = execute(program, busy, execution)
+    start, end = starts[0], starts[0] + busy[0]
+    second = np.flatnonzero(program.overlaps) + 1
+    start[second] = start[second - 1]
+    return Timeline(
+        spec=spec.on_stages(schedule.stage_ranks),
+        schedule=schedule,
+        program=program,
+        start_ms=start,
+        end_ms=end,
+        sequence=sequences[0],
+    )
+
+
+def execute(
+    program: Program, busy_ms: FloatArray, execution: Execution
+) -> tuple[FloatArray, Int32Array]:
+    """Starts of every action, and the order in which each rank ran its actions.
+
+    Args:
+        program: from `encode`.
+        busy_ms: shape (draws, n), from `Program.busy_ms`.
+        execution: `static` or `ready-first`.
+
+    Returns:
+        Starts, shape (draws, n), program order; sequences of program indices, rank after rank, shape
+        (draws, n), or (1, n) where all draws have the same.
+    """
+    if execution == "static":
+        starts = static_draws(
+            program.order, program.rank_offsets, program.ranks, program.inputs,
+            program.input_lag_ms, busy_ms,
+        )  # fmt: skip
+        return starts, np.arange(program.num_actions, dtype=np.int32)[None]
+    raise ValueError(
+        f"execution must be one of {', '.join(get_args(Execution))}, not {execution!r}"
+    )
+
+
+def _busy(program: Program, durations_ms: npt.ArrayLike | None) -> FloatArray:
+    durations = program.duration_ms if durations_ms is None else np.asarray(durations_ms)
+    if durations.ndim > 2 or durations.shape[-1] != program.num_actions:
+        raise ValueError(
+            f"durations must have the shape (draws, {program.num_actions}), not {durations.shape}"
+        )
+    return program.busy_ms(durations)

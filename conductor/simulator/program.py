@@ -158,9 +158,6 @@ def encode(spec: PipelineSpec, schedule: Schedule) -> Program:
         raise _explain(schedule)
     share = 1.0 / schedule.num_splits
     memory = spec.per_stage("activation_memory")[stages] * share
-    send = np.zeros(schedule.num_actions)
-    if spec.blocking_transfers and schedule.num_stages > 1:
-        send = np.where(_SENDS[kinds], _send_ms(spec, kinds, stages), 0.0) * share
     return Program(
         rank_offsets=schedule.rank_offsets,
         ranks=ranks,
@@ -172,7 +169,7 @@ def encode(spec: PipelineSpec, schedule: Schedule) -> Program:
         outputs=outputs,
         output_lag_ms=output_lags,
         duration_ms=spec.duration_ms[kinds, stages] * share,
-        send_ms=send,
+        send_ms=blocking_send_ms(spec, kinds, stages) * share,
         allocated=_ALLOCATES[kinds] * memory,
         freed=freed_shares(spec)[kinds] * memory,
         memory_limits=spec.memory_limits,
@@ -183,14 +180,17 @@ def encode(spec: PipelineSpec, schedule: Schedule) -> Program:
     )
 
 
-def _send_ms(spec: PipelineSpec, kinds: Int8Array, stages: Int32Array) -> FloatArray:
-    """Blocking send of each action: F to the next stage, I and B to the previous one.
+def blocking_send_ms(spec: PipelineSpec, kinds: Int8Array, stages: Int32Array) -> FloatArray:
+    """What a blocking send adds to each action: F to the next stage, I and B to the previous one.
 
-    The paper's simulator charges the ends of the pipeline too: they pay their only link.
+    The paper's simulator charges the ends of the pipeline too: they pay their only link. Zero where
+    transfers overlap compute.
     """
     link = spec.link_ms
+    if not spec.blocking_transfers or len(link) == 0:
+        return np.zeros(len(kinds))
     target = np.where(kinds == Kind.F, stages, stages - 1)
-    return link[np.clip(target, 0, len(link) - 1)]
+    return np.where(_SENDS[kinds], link[np.clip(target, 0, len(link) - 1)], 0.0)
 
 
 def _explain(schedule: Schedule) -> InvalidScheduleError:

@@ -57,3 +57,20 @@ def too_little(name: str, rank: int, needed: float, limit: float) -> DoesNotFitE
         f"{name} needs {needed:.6g} of activation memory on rank {rank}, which has {limit:.6g}:"
         f" {needed - limit:.6g} is missing"
     )
+
+
+def planning_limits(spec: PipelineSpec, num_microbatches: int | None) -> FloatArray:
+    """What a heuristic may hold: the spec's limits, and so many micro-batches of the fullest rank.
+
+    Args:
+        spec: with the schedule's stages.
+        num_microbatches: None leaves the spec's limits alone.
+
+    Returns:
+        Shape (num_ranks,), a little generous, for sums of floats.
+    """
+    limits = spec.memory_limits
+    if num_microbatches is not None:
+        held = np.bincount(spec.stage_ranks, spec.per_stage("activation_memory"))
+        limits = np.minimum(limits, num_microbatches * held.max())
+    return limits * (1.0 + TOLERANCE)

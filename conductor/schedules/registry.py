@@ -6,13 +6,13 @@ from conductor.errors import DoesNotFitError, InvalidSpecError
 from conductor.ir.schedule import Schedule
 from conductor.problem.placement import stage_ranks
 from conductor.problem.spec import PipelineSpec
-from conductor.schedules import gpipe, one_f_one_b
+from conductor.schedules import gpipe, one_f_one_b, zero_bubble
 from conductor.schedules.info import Objective, ScheduleInfo
 from conductor.schedules.memory import check_memory
 
 __all__ = ["SCHEDULES", "Objective", "ScheduleInfo", "adapt", "build"]
 
-_FILES = (gpipe, one_f_one_b)
+_FILES = (gpipe, one_f_one_b, zero_bubble)
 
 SCHEDULES: dict[str, ScheduleInfo] = {info.name: info for file in _FILES for info in file.INFOS}
 

@@ -21,8 +21,8 @@ def read_torch_csv(path: str | Path) -> Schedule:
     """Reads a schedule, named after the file.
 
     Blank cells are idle and are skipped: only the order counts. A stage lies on the rank whose row
-    has its actions. `(3F1;0B0)OVERLAP_F_B` is a forward that overlaps with a backward. What the file
-    says may still be wrong: `validate` it.
+    has its actions. `(3F1;0B0)OVERLAP_F_B` is a forward that overlaps with a backward. What the
+    file says may still be wrong: `validate` it.
 
     Raises:
         FormatError: names file, line and cell.

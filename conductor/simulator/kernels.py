@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numba
 import numpy as np
 
@@ -187,6 +189,258 @@ def static_makespans(order, rank_offsets, ranks, inputs, lags, busy):
         scratch = np.empty(n)
         _run_static(order, ranks, inputs, lags, busy[draw], scratch, scratch, free)
         makespans[draw] = free.max()
+    return makespans
+
+
+class ReadyTables(NamedTuple):
+    """What ready-first execution reads; the streams of a rank lie side by side.
+
+    Attributes:
+        streams: int32, shape (n,); stream of each action.
+        stream_offsets: int64, shape (num_ranks + 1,).
+        heads: int32, shape (num_streams,); first action of each stream.
+        followers: int32, shape (n,); next action of the same stream, -1 is none.
+        missing: int8, shape (n,); what each action waits for.
+        outputs, lags: shape (n, width); as in `Program`, no wider than needed.
+        allocated, freed: float64, shape (num_streams,).
+        limits: float64, shape (num_ranks,); the limit, or the plan's own peak where that is higher.
+        looks_ahead: bool, shape (num_ranks,); several streams share a finite limit.
+    """
+
+    streams: np.ndarray
+    stream_offsets: np.ndarray
+    heads: np.ndarray
+    followers: np.ndarray
+    missing: np.ndarray
+    outputs: np.ndarray
+    lags: np.ndarray
+    allocated: np.ndarray
+    freed: np.ndarray
+    limits: np.ndarray
+    looks_ahead: np.ndarray
+    ranks: np.ndarray
+    rank_offsets: np.ndarray
+    overlaps: np.ndarray
+
+
+@numba.njit(cache=True)
+def ready_tables(
+    rank_offsets, ranks, streams, inputs, outputs, lags, allocated, freed, limits, overlaps
+):
+    """Makes `ReadyTables` of a program's arrays."""
+    n = len(ranks)
+    num_ranks = len(rank_offsets) - 1
+    local = np.full(streams.max() + 1, -1, np.int32)
+    stream_of = np.empty(n, np.int32)
+    stream_offsets = np.zeros(num_ranks + 1, np.int64)
+    heads = np.empty(len(local), np.int32)
+    tails = np.empty(len(local), np.int32)
+    followers = np.full(n, -1, np.int32)
+    missing = np.zeros(n, np.int8)
+    stream_allocated = np.zeros(len(local))
+    stream_freed = np.zeros(len(local))
+    highest = limits.copy()
+    looks_ahead = np.zeros(num_ranks, np.bool_)
+    count = 0
+    for rank in range(num_ranks):
+        memory = 0.0
+        allocating = 0
+        for i in range(rank_offsets[rank], rank_offsets[rank + 1]):
+            stream = local[streams[i]]
+            if stream < 0:
+                stream = count
+                local[streams[i]] = stream
+                heads[stream] = i
+                stream_allocated[stream] = allocated[i]
+                stream_freed[stream] = freed[i]
+                allocating += allocated[i] > 0.0
+                count += 1
+            else:
+                followers[tails[stream]] = i
+            stream_of[i] = stream
+            tails[stream] = i
+            memory += allocated[i]
+            highest[rank] = max(highest[rank], memory)
+            memory -= freed[i]
+        stream_offsets[rank + 1] = count
+        looks_ahead[rank] = allocating > 1 and limits[rank] < np.inf
+        highest[rank] *= 1.0 + TOLERANCE
+    width = 1
+    for i in range(n):
+        for slot in range(inputs.shape[1]):
+            missing[i] += inputs[i, slot] >= 0
+        for slot in range(outputs.shape[1]):
+            if outputs[i, slot] >= 0:
+                width = max(width, slot + 1)
+    for i in range(n):
+        # The second of a pair never starts by itself; the first also waits for the second's turn.
+        if overlaps[i]:
+            missing[i + 1] += 1
+        if followers[i] > 0 and overlaps[followers[i] - 1]:
+            missing[followers[i] - 1] += 1
+    return ReadyTables(
+        stream_of, stream_offsets, heads[:count].copy(), followers, missing,
+        outputs[:, :width].copy(), lags[:, :width].copy(), stream_allocated[:count].copy(),
+        stream_freed[:count].copy(), highest, looks_ahead, ranks, rank_offsets, overlaps,
+    )  # fmt: skip
+
+
+@numba.njit(cache=True)
+def _fits(tables, rank, i, memory, cursor, done):
+    """Whether action i may start now and the rest of the plan, in its order, still fits the limit."""
+    more = tables.allocated[tables.streams[i]]
+    limit = tables.limits[rank]
+    if memory + more > limit:
+        return False
+    if tables.looks_ahead[rank]:
+        for k in range(cursor, i):
+            if not done[k]:
+                memory += tables.allocated[tables.streams[k]]
+                if memory + more > limit:
+                    return False
+                memory -= tables.freed[tables.streams[k]]
+    return True
+
+
+@numba.njit(cache=True)
+def _set_wake(wake, winner, rank, time):
+    """Changes a rank's wake time in the tournament tree; the lower rank wins a tie."""
+    node = len(wake) // 2 + rank
+    wake[node] = time
+    while node > 1:
+        node >>= 1
+        better = 2 * node + (wake[2 * node + 1] < wake[2 * node])
+        wake[node] = wake[better]
+        winner[node] = winner[better]
+
+
+@numba.njit(cache=True)
+def _begin(tables, i, end, missing, arrival, head, head_arrival, free, wake, winner):
+    """Moves on the stream of action i and tells its successors when its output arrives."""
+    stream = tables.streams[i]
+    follower = tables.followers[i]
+    head[stream] = follower
+    head_arrival[stream] = np.inf
+    if follower >= 0:
+        if missing[follower] == 0:
+            head_arrival[stream] = arrival[follower]
+        elif follower > 0 and tables.overlaps[follower - 1]:
+            first = follower - 1
+            missing[first] -= 1
+            if missing[first] == 0 and head[tables.streams[first]] == first:
+                head_arrival[tables.streams[first]] = arrival[first]
+    for slot in range(tables.outputs.shape[1]):
+        j = tables.outputs[i, slot]
+        if j < 0:
+            break
+        missing[j] -= 1
+        arrival[j] = max(arrival[j], end + tables.lags[i, slot])
+        if missing[j] == 0 and head[tables.streams[j]] == j:
+            head_arrival[tables.streams[j]] = arrival[j]
+            rank = tables.ranks[j]
+            time = max(arrival[j], free[rank])
+            if time < wake[len(wake) // 2 + rank]:
+                _set_wake(wake, winner, rank, time)
+
+
+@numba.njit(cache=True)
+def _run_ready_first(tables, busy, starts, sequence):
+    """Fills `starts` and `sequence`; returns the makespan and the number of actions that ran.
+
+    Events are the wake times of ranks, smallest first, from a tournament tree. A rank wakes when it
+    comes free, or, when nothing was ready then, at the first arrival at the head of one of its streams.
+    """
+    n = len(busy)
+    num_ranks = len(tables.rank_offsets) - 1
+    num_streams = len(tables.heads)
+    missing = tables.missing.copy()
+    arrival = np.zeros(n)
+    head = tables.heads.copy()
+    head_arrival = np.empty(num_streams)
+    for stream in range(num_streams):
+        head_arrival[stream] = 0.0 if missing[head[stream]] == 0 else np.inf
+    memory = np.zeros(num_ranks)
+    free = np.zeros(num_ranks)
+    place = tables.rank_offsets[:-1].copy()
+    cursor = tables.rank_offsets[:-1].copy()
+    done = np.zeros(n if tables.looks_ahead.any() else 0, np.bool_)
+    leaves = 2
+    while leaves < num_ranks:
+        leaves *= 2
+    wake = np.full(2 * leaves, np.inf)
+    winner = np.zeros(2 * leaves, np.int32)
+    for leaf in range(leaves):
+        winner[leaves + leaf] = leaf
+    for rank in range(num_ranks):
+        _set_wake(wake, winner, rank, 0.0)
+    makespan = 0.0
+    count = 0
+    while wake[1] < np.inf:
+        time = wake[1]
+        rank = winner[1]
+        best = n
+        soonest = np.inf
+        for stream in range(tables.stream_offsets[rank], tables.stream_offsets[rank + 1]):
+            if head_arrival[stream] <= time:
+                if head[stream] < best and (
+                    tables.allocated[stream] == 0.0
+                    or _fits(tables, rank, head[stream], memory[rank], cursor[rank], done)
+                ):
+                    best = head[stream]
+            else:
+                soonest = min(soonest, head_arrival[stream])
+        if best == n:
+            _set_wake(wake, winner, rank, soonest)
+            continue
+        end = time + busy[best]
+        free[rank] = end
+        for i in range(best, best + 1 + tables.overlaps[best]):
+            starts[i] = time if i == best else end
+            sequence[place[rank]] = i
+            place[rank] += 1
+            count += 1
+            memory[rank] += tables.allocated[tables.streams[i]]
+            memory[rank] -= tables.freed[tables.streams[i]]
+            if tables.looks_ahead[rank]:
+                done[i] = True
+            _begin(tables, i, end, missing, arrival, head, head_arrival, free, wake, winner)
+        if tables.looks_ahead[rank]:
+            while cursor[rank] < tables.rank_offsets[rank + 1] and done[cursor[rank]]:
+                cursor[rank] += 1
+        _set_wake(wake, winner, rank, end)
+        makespan = max(makespan, end)
+    return makespan, count
+
+
+@numba.njit(cache=True, parallel=True)
+def ready_first_draws(tables, busy):
+    """Ready-first execution of many draws; busy has shape (draws, n).
+
+    Returns:
+        starts (draws, n); sequences (draws, n), program indices rank after rank in the order in which
+        they ran; makespans (draws,); number of actions that ran (draws,), n unless there is a hang.
+    """
+    draws, n = busy.shape
+    starts = np.empty((draws, n))
+    sequences = np.empty((draws, n), np.int32)
+    makespans = np.empty(draws)
+    counts = np.empty(draws, np.int64)
+    for draw in numba.prange(draws):
+        makespans[draw], counts[draw] = _run_ready_first(
+            tables, busy[draw], starts[draw], sequences[draw]
+        )
+    return starts, sequences, makespans, counts
+
+
+@numba.njit(cache=True, parallel=True)
+def ready_first_makespans(tables, busy):
+    """Makespan of many draws in ready-first execution; busy has shape (draws, n)."""
+    draws, n = busy.shape
+    makespans = np.empty(draws)
+    for draw in numba.prange(draws):
+        makespans[draw], _ = _run_ready_first(
+            tables, busy[draw], np.empty(n), np.empty(n, np.int32)
+        )
     return makespans
 
 

@@ -12,7 +12,13 @@ from conductor.ir.schedule import BoolArray, FloatArray, Int8Array, Int32Array, 
 from conductor.ir.validate import validate
 from conductor.problem.kind import KIND_RULES, Kind
 from conductor.problem.spec import PipelineSpec
-from conductor.simulator.kernels import join_overlapping, link_inputs, topological_order
+from conductor.simulator.kernels import (
+    ReadyTables,
+    join_overlapping,
+    link_inputs,
+    ready_tables,
+    topological_order,
+)
 
 MAX_INPUTS = 5
 """Columns of the input tables: a backward waits for up to three actions (two and its neighbour split),
@@ -76,6 +82,13 @@ class Program:
     def num_ranks(self) -> int:
         """Number of ranks."""
         return len(self.rank_offsets) - 1
+
+    def ready_tables(self) -> ReadyTables:
+        """What the ready-first kernels read."""
+        return ready_tables(
+            self.rank_offsets, self.ranks, self.streams, self.inputs, self.outputs,
+            self.output_lag_ms, self.allocated, self.freed, self.memory_limits, self.overlaps,
+        )  # fmt: skip
 
     def busy_ms(self, durations_ms: npt.ArrayLike) -> FloatArray:
         """What each action keeps its rank busy for: its duration and a blocking send.

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from conductor.ir.schedule import FloatArray, Int32Array, Schedule
 from conductor.problem.spec import PipelineSpec
-from conductor.simulator.kernels import static_draws, summarise
+from conductor.simulator.kernels import ready_first_draws, static_draws, summarise
 from conductor.simulator.program import Program, encode
 from conductor.simulator.timeline import Timeline
 
@@ -141,6 +141,11 @@ def execute(
             program.input_lag_ms, busy_ms,
         )  # fmt: skip
         return starts, np.arange(program.num_actions, dtype=np.int32)[None]
+    if execution == "ready-first":
+        starts, sequences, _, counts = ready_first_draws(program.ready_tables(), busy_ms)
+        if (counts < program.num_actions).any():
+            raise AssertionError("ready-first execution hangs on a schedule without deadlock")
+        return starts, sequences
     raise ValueError(
         f"execution must be one of {', '.join(get_args(Execution))}, not {execution!r}"
     )

@@ -6,13 +6,28 @@ from conductor.errors import DoesNotFitError, InvalidSpecError
 from conductor.ir.schedule import Schedule
 from conductor.problem.placement import stage_ranks
 from conductor.problem.spec import PipelineSpec
-from conductor.schedules import gpipe, one_f_one_b, zero_bubble
+from conductor.schedules import (
+    dualpipe_v,
+    gpipe,
+    grouped_interleaved,
+    interleaved_1f1b,
+    looped_bfs,
+    one_f_one_b,
+    seq1f1b,
+    v1f1b,
+    v_half,
+    v_min,
+    zero_bubble,
+)
 from conductor.schedules.info import Objective, ScheduleInfo
 from conductor.schedules.memory import check_memory
 
 __all__ = ["SCHEDULES", "Objective", "ScheduleInfo", "adapt", "build"]
 
-_FILES = (gpipe, one_f_one_b, zero_bubble)
+_FILES = (
+    gpipe, one_f_one_b, interleaved_1f1b, looped_bfs, grouped_interleaved, zero_bubble,
+    v1f1b, v_half, v_min, dualpipe_v, seq1f1b,
+)  # fmt: skip
 
 SCHEDULES: dict[str, ScheduleInfo] = {info.name: info for file in _FILES for info in file.INFOS}
 

@@ -1,0 +1,95 @@
+"""The policy network: two shared layers, an actor and a critic."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from conductor.rl.play import Weights
+
+
+class ActorCritic(nn.Module):
+    """A network for one stage of the deciding rank; a rank with several runs it on each.
+
+    Attributes:
+        shared_net: two layers with ReLU, shared by both heads.
+        actor: scores of F, I, W of the stage, and of waiting.
+        critic: expected return.
+    """
+
+    def __init__(
+        self,
+        *,
+        state_dim: int,
+        action_dim: int = 4,
+        hidden: int = 128,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        """Orthogonal initial weights, small ones for the actor (as CleanRL does).
+
+        Args:
+            state_dim: length of an observation.
+            action_dim: number of scores.
+            hidden: width of both hidden layers.
+            generator: of the initial weights.
+        """
+        super().__init__()
+        self.shared_net = nn.Sequential(
+            nn.Linear(state_dim, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU()
+        )
+        self.actor = nn.Linear(hidden, action_dim)
+        self.critic = nn.Linear(hidden, 1)
+        gains = ((self.shared_net[0], 2**0.5), (self.shared_net[2], 2**0.5),
+                 (self.actor, 0.01), (self.critic, 1.0))  # fmt: skip
+        for layer, gain in gains:
+            nn.init.orthogonal_(layer.weight, gain, generator=generator)
+            nn.init.zeros_(layer.bias)
+
+    def forward(self, states: Tensor) -> tuple[Tensor, Tensor]:
+        """Scores, shape (..., action_dim), and values, shape (...)."""
+        features = self.shared_net(states)
+        return self.actor(features), self.critic(features).squeeze(-1)
+
+    def decide(self, observations: Tensor) -> tuple[Tensor, Tensor]:
+        """Scores of a rank's slots and values of its decisions.
+
+        Args:
+            observations: float32, shape (decisions, stages a rank, state_dim); a row of zeros stands for a
+                stage that the rank does not have.
+
+        Returns:
+            Shape (decisions, 3 * stages a rank + 1), the wait last (the mean over the stages), and
+            (decisions,).
+        """
+        if observations.shape[1] == 1:
+            return self(observations[:, 0])
+        scores, values = self(observations)
+        present = observations.ne(0.0).any(-1)
+        count = present.sum(-1)
+        wait = (scores[..., 3] * present).sum(-1) / count
+        slots = torch.cat([scores[..., :3].flatten(1), wait.unsqueeze(1)], 1)
+        return slots, (values * present).sum(-1) / count
+
+    @torch.no_grad()
+    def weights(self) -> Weights:
+        """The deciding part as arrays for the compiled environment (copies)."""
+        arrays = []
+        for layer in (self.shared_net[0], self.shared_net[2], self.actor):
+            arrays += [
+                np.ascontiguousarray(layer.weight.cpu().numpy().T),
+                layer.bias.cpu().numpy()[None].copy(),
+            ]
+        return tuple(arrays)
+
+
+def masked_log_probabilities(scores: Tensor, choices: Tensor) -> Tensor:
+    """Log-probabilities of the slots, -inf outside the choices.
+
+    Args:
+        scores: shape (decisions, slots).
+        choices: int64, shape (decisions,); bits of the slots that may be chosen.
+    """
+    bits = torch.arange(scores.shape[1], device=scores.device)
+    allowed = (choices.unsqueeze(1) >> bits) & 1
+    return torch.log_softmax(scores.masked_fill(allowed == 0, -torch.inf), dim=1)

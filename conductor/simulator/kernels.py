@@ -627,3 +627,85 @@ def critical_path(end, sequence, rank_offsets, ranks, inputs, lags, overlaps):
                     found = source
         i = found
     return path[:count][::-1].copy()
+
+
+@numba.njit(cache=True, parallel=True)
+def bound_draws(order, inputs, lags, outputs, output_lags, tables, busy):
+    """Lower bounds per draw; busy has shape (draws, n).
+
+    Returns:
+        One-machine bound of each rank (draws, ranks); longest chain (draws,).
+    """
+    draws = len(busy)
+    ranks = np.empty((draws, len(tables.rank_offsets) - 1))
+    paths = np.empty(draws)
+    for draw in numba.prange(draws):
+        heads, tails = _heads_and_tails(
+            order, inputs, lags, outputs, output_lags, tables.followers, busy[draw]
+        )
+        paths[draw] = (heads + busy[draw] + tails).max()
+        for rank in range(ranks.shape[1]):
+            ranks[draw, rank] = _one_machine(tables, rank, heads, tails, busy[draw])
+    return ranks, paths
+
+
+@numba.njit(cache=True)
+def _heads_and_tails(order, inputs, lags, outputs, output_lags, followers, busy):
+    """Earliest start of each action, and the longest chain after its end; ranks never make it wait."""
+    n = len(busy)
+    heads = np.zeros(n)
+    tails = np.zeros(n)
+    for i in order:
+        for slot in range(inputs.shape[1]):
+            source = inputs[i, slot]
+            if source < 0:
+                break
+            heads[i] = max(heads[i], heads[source] + busy[source] + lags[i, slot])
+        if followers[i] >= 0:
+            heads[followers[i]] = max(heads[followers[i]], heads[i] + busy[i])
+    for i in order[::-1]:
+        if followers[i] >= 0:
+            tails[i] = busy[followers[i]] + tails[followers[i]]
+        for slot in range(outputs.shape[1]):
+            target = outputs[i, slot]
+            if target < 0:
+                break
+            tails[i] = max(tails[i], output_lags[i, slot] + busy[target] + tails[target])
+    return heads, tails
+
+
+@numba.njit(cache=True)
+def _one_machine(tables, rank, heads, tails, busy):
+    """Jackson's preemptive bound: of the actions that could be there, always the one with the longest tail.
+
+    Within a stream heads rise and tails fall, so only the first action left of each stream counts.
+    """
+    first, last = tables.stream_offsets[rank], tables.stream_offsets[rank + 1]
+    head = tables.heads[first:last].copy()
+    left = busy[head]
+    time = 0.0
+    bound = 0.0
+    while True:
+        best = -1
+        following = np.inf
+        for stream in range(last - first):
+            i = head[stream]
+            if i < 0:
+                continue
+            if heads[i] > time:
+                following = min(following, heads[i])
+            elif best < 0 or tails[i] > tails[head[best]]:
+                best = stream
+        if best < 0:
+            if following == np.inf:
+                return bound
+            time = following
+        elif time + left[best] > following:
+            left[best] -= following - time
+            time = following
+        else:
+            time += left[best]
+            bound = max(bound, time + tails[head[best]])
+            head[best] = tables.followers[head[best]]
+            if head[best] >= 0:
+                left[best] = busy[head[best]]

@@ -1,0 +1,102 @@
+"""Bounds hold for every schedule, and are tight where that is known."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from conductor.problem.spec import PipelineSpec
+from conductor.simulator.bounds import lower_bounds, realised_bound
+from conductor.simulator.program import encode
+from conductor.simulator.simulate import simulate, timeline
+from tests.strategies import durations, problems
+
+ABOVE = 1.0 - 1e-9
+
+PAPER = PipelineSpec(
+    num_ranks=4,
+    num_microbatches=8,
+    forward_ms=tuple(10 * (1 + 0.1 * rank) for rank in range(4)),
+    backward_input_ms=tuple(10 * (1 + 0.1 * rank) for rank in range(4)),
+    backward_weight_ms=tuple(7 * (1 + 0.1 * rank) for rank in range(4)),
+    transfer_ms=0.4,
+    blocking_transfers=True,
+)
+
+
+@pytest.mark.parametrize("execution", ["static", "ready-first"])
+@given(problem=problems(max_microbatches=5))
+def test_no_schedule_beats_a_bound(execution, problem):
+    spec, schedule = problem
+    bounds = lower_bounds(spec, num_splits=schedule.num_splits)
+    makespan = timeline(spec, schedule, execution=execution).makespan_ms
+    assert makespan >= bounds.makespan_ms * ABOVE
+    assert makespan >= bounds.balanced_work_ms * ABOVE
+
+
+@pytest.mark.parametrize("execution", ["static", "ready-first"])
+@given(problem=problems(), seed=st.integers(0, 2**32))
+def test_no_draw_beats_its_realised_bound(execution, problem, seed):
+    spec, schedule = problem
+    program = encode(spec, schedule)
+    realised = durations(program.duration_ms, seed, draws=3)
+    makespans = simulate(spec, schedule, realised, execution=execution).makespan_ms
+    assert (makespans >= realised_bound(program, realised) * ABOVE).all()
+
+
+def test_paper_configuration_is_bound_by_its_slowest_rank():
+    bounds = lower_bounds(PAPER)
+    head = 10 + 11 + 12 + 3 * 0.4
+    assert bounds.per_rank_ms == pytest.approx(head + 8 * (27 * 1.3 + 2 * 0.4))
+    assert bounds.makespan_ms == pytest.approx(321.40)
+    assert bounds.balanced_work_ms == pytest.approx(8 * (27 * 4.6 + 4 * 0.8) / 4)
+
+
+@pytest.mark.parametrize(("placement", "head"), [("sequential", 1), ("v", 1 / 2)])
+def test_uniform_stages_have_the_published_bounds(placement, head):
+    ranks, microbatches, per_rank = 8, 16, 1 if placement == "sequential" else 2
+    spec = PipelineSpec(
+        num_ranks=ranks,
+        num_microbatches=microbatches,
+        stages_per_rank=per_rank,
+        placement=placement,
+        forward_ms=10 / per_rank,
+        backward_input_ms=10 / per_rank,
+        backward_weight_ms=7 / per_rank,
+        transfer_ms=0.4,
+    )
+    published = microbatches * 27 + (ranks - 1) * (10 * head + 0.4)
+    assert lower_bounds(spec).per_rank_ms == pytest.approx(published)
+
+
+def test_one_microbatch_is_a_chain():
+    spec = PipelineSpec(
+        num_ranks=3,
+        num_microbatches=1,
+        forward_ms=(1.0, 2.0, 3.0),
+        backward_input_ms=4.0,
+        backward_weight_ms=(0.0, 50.0, 0.0),
+        transfer_ms=(0.25, 0.5),
+    )
+    chain = (1 + 2 + 3 + 0.75) + (4 + 0.5 + 4) + 50  # the weights of stage 1 come last
+    assert lower_bounds(spec).critical_path_ms == pytest.approx(chain)
+
+
+def test_a_long_way_back_counts_as_tail():
+    """Rank 1 has most work and ends early: after its last I, rank 0 still has long I and W."""
+    spec = PipelineSpec(
+        num_ranks=2,
+        num_microbatches=4,
+        forward_ms=(1.0, 30.0),
+        backward_input_ms=(20.0, 30.0),
+        backward_weight_ms=(20.0, 0.0),
+    )
+    assert lower_bounds(spec).per_rank_ms == pytest.approx(1 + 4 * 60 + 20 + 20)
+
+
+def test_realised_bound_of_expected_durations_is_the_spec_bound():
+    from conductor.simulator.bounds import _all_forwards_first
+
+    program = encode(PAPER, _all_forwards_first(PAPER, 1))
+    bound = realised_bound(program, np.stack([program.duration_ms] * 2))
+    assert bound.tolist() == [lower_bounds(PAPER).makespan_ms] * 2

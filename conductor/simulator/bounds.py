@@ -74,7 +74,8 @@ def realised_bound(program: Program, durations_ms: npt.ArrayLike) -> FloatArray:
         Shape (draws,).
     """
     ranks, path = _bound(program, program.busy_ms(durations_ms))
-    return np.maximum(ranks.max(axis=1), path)
+    bound: FloatArray = np.maximum(ranks.max(axis=1), path)
+    return bound
 
 
 def _bound(program: Program, busy_ms: FloatArray) -> tuple[FloatArray, FloatArray]:

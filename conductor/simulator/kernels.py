@@ -516,7 +516,7 @@ def _summarise_draw(
                     blocked = min(gap, start[i] - since)
                 cause = 1
                 if kinds[i] == 0:
-                    source = _binding_input(i, inputs, lags, end)
+                    source, _ = _last_input(i, inputs, lags, end)
                     if source < 0 or kinds[source] == 0:
                         cause = 0
                 idle[cause, rank] += gap - blocked
@@ -535,18 +535,18 @@ def _summarise_draw(
 
 
 @numba.njit(cache=True)
-def _binding_input(i, inputs, lags, end):
-    """The input that arrives last, -1 where there is none."""
+def _last_input(i, inputs, lags, end):
+    """The input of action i that arrives last (-1 where there is none), and when it arrives."""
     found = -1
-    latest = -np.inf
+    arrival = 0.0
     for slot in range(inputs.shape[1]):
         source = inputs[i, slot]
         if source < 0:
             break
-        if end[source] + lags[i, slot] > latest:
-            latest = end[source] + lags[i, slot]
+        if found < 0 or end[source] + lags[i, slot] > arrival:
+            arrival = end[source] + lags[i, slot]
             found = source
-    return found
+    return found, arrival
 
 
 @numba.njit(cache=True)
@@ -582,12 +582,7 @@ def _blocked_since(
             seen[streams[i]] = k
             found += 1
             if q > k and highest + allocated[i] > limit:
-                arrival = 0.0
-                for slot in range(inputs.shape[1]):
-                    source = inputs[i, slot]
-                    if source < 0:
-                        break
-                    arrival = max(arrival, end[source] + lags[i, slot])
+                _, arrival = _last_input(i, inputs, lags, end)
                 since = min(since, arrival)
         memory += allocated[i]
         highest = max(highest, memory)
@@ -596,7 +591,7 @@ def _blocked_since(
 
 
 @numba.njit(cache=True)
-def critical_path(end, sequence, rank_offsets, ranks, inputs, lags, overlaps):
+def critical_path(end, sequence, ranks, inputs, lags, overlaps):
     """Walks back from the last end, each time to whatever held the action up longest.
 
     Returns:
@@ -609,23 +604,16 @@ def critical_path(end, sequence, rank_offsets, ranks, inputs, lags, overlaps):
             before[sequence[k]] = sequence[k - 1]
     path = np.empty(n, np.int32)
     count = 0
-    i = np.argmax(end)
+    i = np.int64(np.argmax(end))
     while i >= 0:
         path[count] = i
         count += 1
         if i > 0 and overlaps[i - 1] and ranks[i - 1] == ranks[i]:
             i -= 1  # a pair starts together: what held up its first held up both
-        latest = -np.inf
-        found = -1
-        if before[i] >= 0:
-            found = before[i]
-            latest = end[found]
-        source = _binding_input(i, inputs, lags, end)
-        if source >= 0:
-            for slot in range(inputs.shape[1]):
-                if inputs[i, slot] == source and end[source] + lags[i, slot] > latest:
-                    found = source
-        i = found
+        source, arrival = _last_input(i, inputs, lags, end)
+        if before[i] >= 0 and (source < 0 or end[before[i]] >= arrival):
+            source = before[i]
+        i = source
     return path[:count][::-1].copy()
 
 

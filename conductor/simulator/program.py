@@ -36,6 +36,7 @@ class Program:
         kinds: int8, shape (n,).
         stages: int32, shape (n,).
         microbatches: int32, shape (n,).
+        units: int32, shape (n,); micro-batch and sequence split in one number.
         inputs: int32, shape (n, MAX_INPUTS); indices of the actions it waits for, -1 is none.
             The order of its own rank is not among them.
         input_lag_ms: float64, shape (n, MAX_INPUTS); transfer time after that input's end.
@@ -59,6 +60,7 @@ class Program:
     kinds: Int8Array
     stages: Int32Array
     microbatches: Int32Array
+    units: Int32Array
     inputs: Int32Array
     input_lag_ms: FloatArray
     outputs: Int32Array
@@ -85,10 +87,11 @@ class Program:
 
     def ready_tables(self) -> ReadyTables:
         """What the ready-first kernels read."""
-        return ready_tables(
+        tables: ReadyTables = ready_tables(
             self.rank_offsets, self.ranks, self.streams, self.inputs, self.outputs,
             self.output_lag_ms, self.allocated, self.freed, self.memory_limits, self.overlaps,
         )  # fmt: skip
+        return tables
 
     def busy_ms(self, durations_ms: npt.ArrayLike) -> FloatArray:
         """What each action keeps its rank busy for: its duration and a blocking send.
@@ -177,6 +180,7 @@ def encode(spec: PipelineSpec, schedule: Schedule) -> Program:
         kinds=kinds,
         stages=stages,
         microbatches=schedule.microbatches,
+        units=units,
         inputs=inputs,
         input_lag_ms=lags,
         outputs=outputs,

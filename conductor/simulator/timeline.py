@@ -125,7 +125,8 @@ class Timeline:
         Each follows the one that held it up longest: an input or the rank's action before it.
         """
         program = self.program
-        return critical_path(
-            self.end_ms, self.sequence, program.rank_offsets, program.ranks, program.inputs,
-            program.input_lag_ms, program.overlaps,
+        path: Int32Array = critical_path(
+            self.end_ms, self.sequence, program.ranks, program.inputs, program.input_lag_ms,
+            program.overlaps,
         )  # fmt: skip
+        return path

@@ -1,0 +1,7 @@
+"""`python -m conductor`."""
+
+import sys
+
+from conductor.cli.app import main
+
+sys.exit(main())

@@ -1,0 +1,54 @@
+"""The `conductor` command. Each subcommand has its own file and loads what it needs in it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import typer
+
+from conductor.cli import plan, presets, schedules, simulate
+from conductor.errors import ConductorError
+
+_USAGE_ERROR = typer.BadParameter.__bases__[0]
+
+app = typer.Typer(
+    help="Plan, simulate and train pipeline-parallel schedules.",
+    epilog="Start with: conductor plan --preset gpt-like",
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for command, examples in (
+    (plan.plan, plan.EXAMPLES),
+    (simulate.simulate, simulate.EXAMPLES),
+    (schedules.schedules, schedules.EXAMPLES),
+    (presets.presets, presets.EXAMPLES),
+):
+    # A line with only \b keeps the lines of the paragraph behind it apart.
+    app.command(epilog="\n".join(("\b", "Examples:", *(f"  {line}" for line in examples))))(command)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command line.
+
+    Args:
+        arguments: without the program's name; None is `sys.argv`.
+
+    Returns:
+        0; 2 where the input is at fault (one sentence on standard error); 130 after Ctrl-C.
+    """
+    arguments = sys.argv[1:] if arguments is None else arguments
+    try:
+        result = typer.main.get_command(app).main(
+            args=list(arguments) or ["--help"],
+            prog_name="conductor",
+            standalone_mode=False,
+        )
+    except (ConductorError, _USAGE_ERROR) as error:
+        message = error.format_message() if isinstance(error, _USAGE_ERROR) else str(error)
+        print(f"conductor: {message}", file=sys.stderr)
+        return 2
+    except (KeyboardInterrupt, typer.Abort):
+        print("conductor: stopped", file=sys.stderr)
+        return 130
+    return result if isinstance(result, int) else 0

@@ -1,0 +1,55 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from conductor.errors import ConductorError
+
+if TYPE_CHECKING:
+    from conductor.problem.spec import PipelineSpec
+
+PresetOption = Annotated[
+    str | None,
+    typer.Option("--preset", metavar="NAME", help="A built-in profile; see `conductor presets`."),
+]
+SpecOption = Annotated[
+    Path | None,
+    typer.Option("--spec", metavar="FILE", help="A spec file, .toml or .json."),
+]
+ObjectiveOption = Annotated[
+    Literal["makespan", "stage-span"],
+    typer.Option(
+        help="What to minimise: the end of the last action, or the longest span of a single rank"
+        " (the zero-bubble papers' cost)."
+    ),
+]
+JsonOption = Annotated[
+    bool, typer.Option("--json", help="One JSON object on standard output instead of a table.")
+]
+
+
+class UsageError(ConductorError):
+    """Options that do not go together: the message says which."""
+
+
+def chosen_spec(preset: str | None, spec_file: Path | None) -> PipelineSpec:
+    """The spec of `--preset` or `--spec`.
+
+    Raises:
+        UsageError: both or neither is given.
+        ConductorError: the preset or the file is wrong.
+    """
+    if (preset is None) == (spec_file is None):
+        raise UsageError("give one of --preset NAME and --spec FILE")
+    if preset is not None:
+        from conductor.problem.presets import load_preset
+
+        return load_preset(preset)
+    from conductor.problem.spec_file import load_spec
+
+    assert spec_file is not None
+    return load_spec(spec_file)

@@ -1,0 +1,153 @@
+"""`conductor simulate`."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from conductor.cli.options import JsonOption, PresetOption, SpecOption, chosen_spec
+
+if TYPE_CHECKING:
+    from conductor.ir.schedule import Schedule
+    from conductor.problem.spec import PipelineSpec
+    from conductor.simulator.simulate import Simulation
+
+DEFAULT_DRAWS = 1000
+
+EXAMPLES = (
+    "conductor plan --preset gpt-like --out best.csv",
+    "conductor simulate best.csv --preset gpt-like --draw",
+    "conductor simulate best.csv --preset gpt-like --noise 0.1 --execution ready-first --json",
+)
+
+
+def simulate(
+    schedule: Annotated[
+        Path, typer.Argument(metavar="SCHEDULE.csv", help="A schedule in torch's compute_only CSV.")
+    ],
+    preset: PresetOption = None,
+    spec: SpecOption = None,
+    noise: Annotated[
+        float,
+        typer.Option(metavar="X", help="Every action takes 1 + U(-X, X) times its expected time."),
+    ] = 0.0,
+    draws: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help=f"Draws of the noise (default {DEFAULT_DRAWS})."),
+    ] = None,
+    seed: Annotated[int, typer.Option(metavar="S", min=0, help="Seed of the noise.")] = 0,
+    execution: Annotated[
+        Literal["static", "ready-first"],
+        typer.Option(help="Strictly in order, or the first action in order that is ready."),
+    ] = "static",
+    draw: Annotated[
+        bool, typer.Option("--draw", help="Draw the timeline with the expected times.")
+    ] = False,
+    json: JsonOption = False,
+) -> None:
+    """What a schedule takes on a spec: time, idle time and why, memory."""
+    import numpy as np
+
+    from conductor.cli import console
+    from conductor.interop.torch_csv import read_torch_csv
+    from conductor.ir.validate import validate
+    from conductor.simulator.program import encode
+    from conductor.simulator.simulate import simulate as run
+    from conductor.variation import UniformNoise
+
+    variation = UniformNoise(noise)
+    profile = chosen_spec(preset, spec)
+    order = read_torch_csv(schedule)
+    validate(order, profile)
+    if not noise and draws not in (None, 1):
+        console.note("without --noise all draws are alike: --draws has no effect")
+    draws = (draws or DEFAULT_DRAWS) if noise else 1
+    durations = variation.sample(encode(profile, order), draws, np.random.default_rng(seed))
+    result = run(profile, order, durations, execution=execution)
+    if draw:
+        _draw(profile, order, execution, stderr=json)
+    if json:
+        console.print_json(_as_json(result, draws, seed))
+    else:
+        _print(result, draws, f"{order.name} on {profile.name}, {execution} execution")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spread:
+    """Mean of a quantity over draws, its 95 % interval, quantiles and maximum."""
+
+    mean: float
+    ci95: tuple[float, float]
+    p50: float
+    p95: float
+    max: float
+
+
+def spread(values: Any) -> Spread:
+    """Of an array of shape (draws,); the interval is that of the mean (normal approximation)."""
+    import numpy as np
+
+    mean = float(np.mean(values))
+    half = 1.96 * float(np.std(values, ddof=1)) / len(values) ** 0.5 if len(values) > 1 else 0.0
+    p50, p95 = (float(q) for q in np.quantile(values, (0.5, 0.95)))
+    return Spread(
+        mean=mean, ci95=(mean - half, mean + half), p50=p50, p95=p95, max=float(np.max(values))
+    )
+
+
+def _as_json(result: Simulation, draws: int, seed: int) -> dict[str, Any]:
+    from conductor.simulator.idle import IdleCause
+
+    return {
+        "makespan_ms": asdict(spread(result.makespan_ms)),
+        "bubble_ratio": float(result.bubble_ratio.mean()),
+        "idle_ms": {cause.name.lower(): result.idle_ms[cause].tolist() for cause in IdleCause},
+        "peak_memory": result.peak_memory.tolist(),
+        "draws": draws,
+        "seed": seed,
+    }
+
+
+def _print(result: Simulation, draws: int, title: str) -> None:
+    from conductor.cli import console
+    from conductor.simulator.idle import IdleCause
+
+    out = console.console()
+    time = spread(result.makespan_ms)
+    line = f"makespan {time.mean:.2f} ms"
+    if draws > 1:
+        low, high = time.ci95
+        line += (
+            f" (95 % interval of the mean {low:.2f} to {high:.2f}; median {time.p50:.2f},"
+            f" 95 % of {draws} draws below {time.p95:.2f}, longest {time.max:.2f})"
+        )
+    out.print(title, style="bold")
+    out.print(f"{line}, bubble ratio {100.0 * result.bubble_ratio.mean():.2f} %", soft_wrap=True)
+    table = console.new_table(
+        "Idle by cause, mean ms", "rank", "previous stage", "next stage", "memory", "nothing left",
+        "busy ms", "peak memory",
+    )  # fmt: skip
+    for rank in range(len(result.busy_ms)):
+        idle = (f"{result.idle_ms[cause, rank]:.2f}" for cause in IdleCause)
+        busy, peak = result.busy_ms[rank], result.peak_memory[rank]
+        table.add_row(str(rank), *idle, f"{busy:.2f}", f"{peak:.4g}")
+    out.print(table)
+
+
+def _draw(
+    spec: PipelineSpec,
+    schedule: Schedule,
+    execution: Literal["static", "ready-first"],
+    *,
+    stderr: bool,
+) -> None:
+    from conductor.cli import console
+    from conductor.ir.draw_timeline import draw_timeline
+    from conductor.simulator.simulate import timeline
+
+    out = console.console(stderr=stderr)
+    times = timeline(spec, schedule, execution=execution)
+    out.print(console.coloured(draw_timeline(times, out.width)), soft_wrap=True)

@@ -1,0 +1,141 @@
+"""Planning: every schedule that fits a spec, best first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+
+import numpy as np
+
+from conductor.errors import DoesNotFitError
+from conductor.ir.schedule import Schedule
+from conductor.problem.spec import PipelineSpec
+from conductor.schedules.registry import SCHEDULES, Objective, build
+from conductor.simulator.bounds import lower_bounds
+from conductor.simulator.simulate import timeline
+from conductor.simulator.timeline import Timeline
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Candidate:
+    """A schedule that fits.
+
+    Attributes:
+        schedule: the order.
+        spec: the spec on the schedule's stages.
+        timeline: with the expected durations, in static execution.
+        plan_ms: time that making the schedule took.
+        lower_bound_ms: no order on this placement ends earlier.
+    """
+
+    schedule: Schedule
+    spec: PipelineSpec
+    timeline: Timeline
+    plan_ms: float
+    lower_bound_ms: float
+
+    @property
+    def name(self) -> str:
+        """The schedule's name."""
+        return self.schedule.name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Plan:
+    """What fits a spec and what does not.
+
+    Attributes:
+        spec: what was planned for.
+        candidates: best first; at least one.
+        rejected: why each other schedule does not fit, by name.
+    """
+
+    spec: PipelineSpec
+    candidates: tuple[Candidate, ...]
+    rejected: Mapping[str, str]
+
+    @property
+    def best(self) -> Candidate:
+        """The best candidate."""
+        return self.candidates[0]
+
+
+def plan(
+    spec: PipelineSpec,
+    *,
+    schedules: Sequence[str] | None = None,
+    objective: Objective = "makespan",
+) -> Plan:
+    """Makes every schedule that fits a spec.
+
+    Args:
+        spec: a rank-level profile is split over the stages of each schedule.
+        schedules: names from `conductor schedules`; None is all.
+        objective: what heuristics minimise and candidates are ordered by.
+
+    Raises:
+        InvalidSpecError: no schedule has one of these names.
+        DoesNotFitError: none fits; says which rank misses how much memory, or what is wrong.
+    """
+    candidates: list[Candidate] = []
+    rejected: dict[str, str] = {}
+    bounds: dict[tuple[tuple[int, ...], int], float] = {}
+    for name in SCHEDULES if schedules is None else dict.fromkeys(schedules):
+        start = perf_counter()
+        try:
+            schedule = build(name, spec, objective=objective)
+        except DoesNotFitError as error:
+            rejected[name] = str(error)
+            continue
+        plan_ms = 1000.0 * (perf_counter() - start)
+        result = timeline(spec, schedule)
+        placement = (schedule.stage_ranks, schedule.num_splits)
+        if placement not in bounds:
+            bounds[placement] = lower_bounds(
+                result.spec, num_splits=schedule.num_splits
+            ).makespan_ms
+        candidates.append(
+            Candidate(
+                schedule=schedule.named(name),
+                spec=result.spec,
+                timeline=result,
+                plan_ms=plan_ms,
+                lower_bound_ms=bounds[placement],
+            )
+        )
+    if not candidates:
+        raise _nothing_fits(spec, rejected, objective)
+    spans = objective == "stage-span"
+    candidates.sort(
+        key=lambda candidate: (
+            candidate.timeline.stage_span_ms if spans else candidate.timeline.makespan_ms
+        )
+    )
+    return Plan(spec=spec, candidates=tuple(candidates), rejected=rejected)
+
+
+def _nothing_fits(
+    spec: PipelineSpec, rejected: Mapping[str, str], objective: Objective
+) -> DoesNotFitError:
+    """The reason of the schedule that misses least memory; without a limit, the first reason."""
+    if len(rejected) == 1:
+        return DoesNotFitError(next(iter(rejected.values())))
+    nearest: tuple[float, str] | None = None
+    for name in rejected if spec.memory_limit is not None else ():
+        try:
+            schedule = build(name, spec.with_(memory_limit=None), objective=objective)
+        except DoesNotFitError:
+            continue
+        peak, limits = timeline(spec, schedule).peak_memory, spec.memory_limits
+        rank = int(np.argmax(peak - limits))
+        missing = float(peak[rank] - limits[rank])
+        if nearest is None or missing < nearest[0]:
+            nearest = (
+                missing,
+                f"no schedule fits the memory limit: {name} comes nearest and needs {peak[rank]:g}"
+                f" on rank {rank}, whose limit is {limits[rank]:g}: {missing:g} is missing",
+            )
+    if nearest is None:
+        return DoesNotFitError(f"no schedule fits: {next(iter(rejected.values()))}")
+    return DoesNotFitError(nearest[1])

@@ -1,0 +1,338 @@
+"""Execution of a schedule whose ranks lend each other compute: what is moved, and how long it takes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from conductor.errors import DeadlockError
+from conductor.ir.schedule import FloatArray, Int32Array, Int64Array, Schedule
+from conductor.migration import kernels
+from conductor.migration.model import SimpleModel
+from conductor.problem.kind import Kind
+from conductor.problem.spec import PipelineSpec
+from conductor.simulator.program import Program, encode
+
+Execution = Literal["static", "ready-first"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class MigrationRules:
+    """How ranks decide. Arrays are in program order; None is the same for every action.
+
+    Attributes:
+        max_lenders: of one action, 1 or 2.
+        min_gain: share of an action's time that a help must save, each lender's own.
+        max_candidates: lenders looked at for an action, those that are free first.
+        blocks: an action has so many blocks; at the end of each its rank knows the elapsed time. 1 is
+            no look inside an action.
+        surprise: share by which an action must be slower than expected to be decided anew.
+        most_parts: int32, shape (n,): cap on the parts of each action that move.
+        latest_start_ms: shape (n,): when each action must start lest the plan's makespan grows
+            (`latest_starts` of a plan).
+        delay_share: a lender may come late to its next action by this share of how much more the
+            borrower is late, both against `latest_start_ms`; 0 is never.
+        patience_ms: an action that starts so much before its latest start asks for no help.
+        least_gain: shape (n,): `min_gain` of each action.
+    """
+
+    max_lenders: int = 2
+    min_gain: float = 0.02
+    max_candidates: int = 8
+    blocks: int = 1
+    surprise: float = 0.05
+    most_parts: Int32Array | None = None
+    latest_start_ms: FloatArray | None = None
+    delay_share: float = 0.0
+    patience_ms: float = math.inf
+    least_gain: FloatArray | None = None
+
+    def with_(self, **changes: Any) -> MigrationRules:
+        """A copy with other values."""
+        return replace(self, **changes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Prepared:
+    """A schedule ready to run with migration: the arrays of the compiled event loop."""
+
+    spec: PipelineSpec
+    schedule: Schedule
+    program: Program
+    layout: kernels.Layout
+    costs: kernels.Costs
+    rules: kernels.Rules
+
+    def with_rules(self, rules: MigrationRules) -> Prepared:
+        """The same under other rules."""
+        return replace(self, rules=_rules(rules, self.program.num_actions, self.costs.parts))
+
+    def factors(self, durations_ms: npt.ArrayLike) -> FloatArray:
+        """Realised over expected durations, shape (draws, n); 1 where nothing is expected."""
+        expected = self.program.duration_ms
+        durations = np.atleast_2d(np.asarray(durations_ms, np.float64))
+        return np.divide(durations, expected, out=np.ones_like(durations), where=expected > 0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class MigrationRun:
+    """One step with migration.
+
+    Attributes:
+        makespan_ms: end of the last action.
+        start_ms: shape (n,), program order.
+        end_ms: shape (n,): when the last part of the action is there (and sent, if sends block).
+        moved: int32, shape (n,): parts of each action that moved.
+        help_action: shape (helps,): the action helped, in the order of the decisions.
+        help_lender: rank that helps.
+        help_parts: parts that it does.
+        help_decided_ms: when it was decided.
+        help_start_ms: from then on the lender is occupied.
+        help_end_ms: until then.
+    """
+
+    makespan_ms: float
+    start_ms: FloatArray
+    end_ms: FloatArray
+    moved: Int32Array
+    help_action: Int32Array
+    help_lender: Int32Array
+    help_parts: Int32Array
+    help_decided_ms: FloatArray
+    help_start_ms: FloatArray
+    help_end_ms: FloatArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class MigrationDraws:
+    """Many steps with migration.
+
+    Attributes:
+        makespan_ms: shape (draws,).
+        helps: int64, shape (draws,): migrations in a step.
+        moved_share: shape (draws,): work that moved, as a share of all expected work.
+    """
+
+    makespan_ms: FloatArray
+    helps: Int64Array
+    moved_share: FloatArray
+
+
+def prepare(
+    spec: PipelineSpec,
+    schedule: Schedule,
+    *,
+    model: SimpleModel | None = None,
+    rules: MigrationRules | None = None,
+    execution: Execution = "static",
+) -> Prepared:
+    """Encodes a schedule for execution with migration.
+
+    Args:
+        spec: the problem, or its rank-level profile.
+        schedule: the order of each rank; with `ready-first` only a priority.
+        model: what moves and what it costs.
+        rules: how ranks decide.
+        execution: as in `conductor.simulator.simulate`.
+
+    Raises:
+        InvalidScheduleError: as `encode`.
+    """
+    model = model or SimpleModel()
+    spec = spec.on_stages(schedule.stage_ranks)
+    program = encode(spec, schedule)
+    return Prepared(
+        spec=spec,
+        schedule=schedule,
+        program=program,
+        layout=_layout(program, schedule, static=execution == "static"),
+        costs=_costs(spec, schedule, model),
+        rules=_rules(rules or MigrationRules(), program.num_actions, model.parts),
+    )
+
+
+def run(prepared: Prepared, durations_ms: npt.ArrayLike | None = None) -> MigrationRun:
+    """One step.
+
+    Args:
+        prepared: of `prepare`.
+        durations_ms: realised durations, shape (n,); None is the expected ones. A lender's own time for
+            parts of an action varies as its own action of that kind and micro-batch does.
+
+    Raises:
+        DeadlockError: ranks wait for each other for ever.
+    """
+    durations = np.asarray(
+        prepared.program.duration_ms if durations_ms is None else durations_ms, np.float64
+    )
+    n, layout = len(durations), prepared.layout
+    state = kernels.make_state(n, len(layout.rank_streams) - 1, len(layout.stream_offsets) - 1)
+    log = kernels.make_log(n)
+    makespan = kernels.run(
+        layout, prepared.costs, prepared.rules, state, log, durations,
+        prepared.factors(durations)[0],
+    )  # fmt: skip
+    _check(prepared, np.array([makespan]))
+    count = int(log.count[0])
+    return MigrationRun(
+        makespan_ms=float(makespan),
+        start_ms=log.start_ms,
+        end_ms=log.end_ms,
+        moved=log.moved,
+        help_action=log.help_action[:count],
+        help_lender=log.help_lender[:count],
+        help_parts=log.help_parts[:count],
+        help_decided_ms=log.help_decided_ms[:count],
+        help_start_ms=log.help_start_ms[:count],
+        help_end_ms=log.help_end_ms[:count],
+    )
+
+
+def run_draws(prepared: Prepared, durations_ms: npt.ArrayLike) -> MigrationDraws:
+    """Many steps, one for each row of realised durations, shape (draws, n).
+
+    Raises:
+        DeadlockError: ranks wait for each other for ever.
+    """
+    durations = np.atleast_2d(np.asarray(durations_ms, np.float64))
+    moved = np.zeros((len(durations), 2), np.int64)
+    work = np.zeros(len(durations))
+    makespans = kernels.run_draws(
+        prepared.layout, prepared.costs, prepared.rules, durations, prepared.factors(durations),
+        moved, work,
+    )  # fmt: skip
+    _check(prepared, makespans)
+    total = prepared.program.duration_ms.sum()
+    return MigrationDraws(makespan_ms=makespans, helps=moved[:, 1], moved_share=work / total)
+
+
+def latest_starts(prepared: Prepared) -> FloatArray:
+    """When each action must start, shape (n,), lest the makespan of the expected step grows.
+
+    Orders and helps are those of the step with expected durations.
+    """
+    n, layout = prepared.program.num_actions, prepared.layout
+    state = kernels.make_state(n, len(layout.rank_streams) - 1, len(layout.stream_offsets) - 1)
+    log = kernels.make_log(n)
+    durations = prepared.program.duration_ms
+    makespan = kernels.run(
+        layout, prepared.costs, prepared.rules, state, log, durations, np.ones(n)
+    )
+    _check(prepared, np.array([makespan]))
+    starts = np.concatenate([log.start_ms, log.help_start_ms[: log.count[0]]])
+    by_start = np.argsort(-starts, kind="stable")
+    return kernels.latest_starts(layout, prepared.costs, log, makespan, by_start)
+
+
+def _check(prepared: Prepared, makespans: FloatArray) -> None:
+    if not np.isfinite(makespans).all():
+        raise DeadlockError(
+            f"the order of {prepared.schedule.name!r} cannot be executed: ranks wait for each other"
+        )
+
+
+def _layout(program: Program, schedule: Schedule, *, static: bool) -> kernels.Layout:
+    """The program as streams: one a rank, or one a rank, stage and kind."""
+    n, num_ranks = program.num_actions, program.num_ranks
+    if static:
+        streams = program.ranks.astype(np.int32)
+        rank_streams = np.arange(num_ranks + 1)
+    else:
+        keys = program.ranks.astype(np.int64) * (int(program.streams.max()) + 1) + program.streams
+        unique, streams = np.unique(keys, return_inverse=True)
+        owners = unique // (int(program.streams.max()) + 1)
+        rank_streams = np.searchsorted(owners, np.arange(num_ranks + 1))
+    counts = np.bincount(streams, minlength=int(rank_streams[-1]))
+    place = np.arange(n) - program.rank_offsets[program.ranks]
+    expected = program.busy_ms(program.duration_ms)[0]
+    before = np.cumsum(expected) - expected
+    return kernels.Layout(
+        ranks=program.ranks,
+        inputs=program.inputs,
+        input_lag_ms=program.input_lag_ms,
+        outputs=program.outputs,
+        output_lag_ms=program.output_lag_ms,
+        duration_ms=program.duration_ms,
+        send_ms=program.send_ms,
+        allocated=program.allocated if static else _promised(schedule, program),
+        freed=program.freed,
+        memory_limits=program.memory_limits,
+        priority=place.astype(np.int32),
+        rank_streams=rank_streams.astype(np.int32),
+        stream_offsets=np.concatenate([[0], np.cumsum(counts)]).astype(np.int32),
+        stream_actions=np.argsort(streams, kind="stable").astype(np.int32),
+        stream_of=streams.astype(np.int32),
+        work_before_ms=before,
+        static=static,
+    )
+
+
+def _promised(schedule: Schedule, program: Program) -> FloatArray:
+    """Memory that a forward takes when ranks leave the plan: the rank's first stage takes the share of
+    its later ones too, so that a started micro-batch can always go on."""
+    ranks = np.asarray(schedule.stage_ranks)
+    first = np.array([int(np.flatnonzero(ranks == rank)[0]) for rank in ranks])
+    forward = schedule.kinds == Kind.F
+    key = (schedule.microbatches * schedule.num_splits + schedule.splits).astype(np.int64)
+    owner = first[schedule.stages] * (int(key.max()) + 1) + key
+    total = np.bincount(owner, weights=program.allocated)
+    return np.where(forward & (first[schedule.stages] == schedule.stages), total[owner], 0.0)
+
+
+def _costs(spec: PipelineSpec, schedule: Schedule, model: SimpleModel) -> kernels.Costs:
+    """The model on a schedule. A lender runs a borrower's stage as its own of the same turn."""
+    ranks = np.asarray(schedule.stage_ranks)
+    own = [np.flatnonzero(ranks == rank) for rank in range(spec.num_ranks)]
+    turn = np.array(
+        [int(np.flatnonzero(own[rank] == stage)[0]) for stage, rank in enumerate(ranks)]
+    )
+    stand_in = np.array(
+        [
+            [stages[min(turn[stage], len(stages) - 1)] for stages in own]
+            for stage in range(len(ranks))
+        ],
+        np.int32,
+    )
+    units = schedule.microbatches * np.int32(schedule.num_splits) + schedule.splits
+    where = np.full(
+        (len(Kind), len(ranks), schedule.num_microbatches * schedule.num_splits), -1, np.int32
+    )
+    where[schedule.kinds, schedule.stages, units] = np.arange(schedule.num_actions)
+    movable = np.array([model.share(kind) for kind in Kind])[schedule.kinds]
+    first = np.flatnonzero(schedule.overlaps)
+    movable[first], movable[first + 1] = 0.0, 0.0
+    return kernels.Costs(
+        movable=movable,
+        stand_in=stand_in,
+        lend_ms=np.ascontiguousarray(spec.duration_ms[:, stand_in] / schedule.num_splits),
+        where=where,
+        kinds=schedule.kinds,
+        stages=schedule.stages,
+        units=units.astype(np.int32),
+        latency_ms=model.latency_ms,
+        part_ms=model.part_ms,
+        parts=model.parts,
+    )
+
+
+def _rules(rules: MigrationRules, n: int, parts: int) -> kernels.Rules:
+    def each(value: npt.ArrayLike | None, default: float) -> FloatArray:
+        return np.broadcast_to(
+            np.asarray(default if value is None else value, np.float64), (n,)
+        ).copy()
+
+    return kernels.Rules(
+        most_parts=each(rules.most_parts, parts).astype(np.int32),
+        latest_start_ms=each(rules.latest_start_ms, 0.0),
+        delay_share=rules.delay_share,
+        patience_ms=rules.patience_ms,
+        least_gain=each(rules.least_gain, rules.min_gain),
+        max_lenders=min(rules.max_lenders, 2),
+        max_candidates=rules.max_candidates,
+        blocks=rules.blocks,
+        surprise=rules.surprise,
+    )

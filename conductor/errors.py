@@ -10,7 +10,14 @@ class InvalidSpecError(ConductorError):
 
 
 class DoesNotFitError(InvalidSpecError):
-    """A schedule cannot take this spec (memory, micro-batch count, placement): says what would do."""
+    """A schedule cannot take this spec (memory, micro-batch count, placement): says what would do.
+
+    Attributes:
+        missing_memory: what the rank that misses most needs beyond its limit; None where memory is
+            not the reason.
+    """
+
+    missing_memory: float | None = None
 
 
 class InvalidScheduleError(ConductorError):

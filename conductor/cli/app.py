@@ -10,8 +10,6 @@ import typer
 from conductor.cli import plan, presets, schedules, simulate
 from conductor.errors import ConductorError
 
-_USAGE_ERROR = typer.BadParameter.__bases__[0]
-
 app = typer.Typer(
     help="Plan, simulate and train pipeline-parallel schedules.",
     epilog="Start with: conductor plan --preset gpt-like",
@@ -44,11 +42,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
             prog_name="conductor",
             standalone_mode=False,
         )
-    except (ConductorError, _USAGE_ERROR) as error:
-        message = error.format_message() if isinstance(error, _USAGE_ERROR) else str(error)
-        print(f"conductor: {message}", file=sys.stderr)
-        return 2
+    except ConductorError as error:
+        return _refuse(str(error))
+    except Exception as error:
+        # The usage errors' class depends on typer's version; what they offer does not.
+        format_message = getattr(error, "format_message", None)
+        if format_message is None:
+            raise
+        return _refuse(format_message())
     except (KeyboardInterrupt, typer.Abort):
         print("conductor: stopped", file=sys.stderr)
         return 130
     return result if isinstance(result, int) else 0
+
+
+def _refuse(message: str) -> int:
+    print(f"conductor: {message}", file=sys.stderr)
+    return 2

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
-
-import numpy as np
 
 from conductor.errors import DoesNotFitError
 from conductor.ir.schedule import Schedule
@@ -79,14 +78,14 @@ def plan(
         DoesNotFitError: none fits; says which rank misses how much memory, or what is wrong.
     """
     candidates: list[Candidate] = []
-    rejected: dict[str, str] = {}
+    rejected: dict[str, DoesNotFitError] = {}
     bounds: dict[tuple[tuple[int, ...], int], float] = {}
     for name in SCHEDULES if schedules is None else dict.fromkeys(schedules):
         start = perf_counter()
         try:
             schedule = build(name, spec, objective=objective)
         except DoesNotFitError as error:
-            rejected[name] = str(error)
+            rejected[name] = error
             continue
         plan_ms = 1000.0 * (perf_counter() - start)
         result = timeline(spec, schedule)
@@ -105,37 +104,25 @@ def plan(
             )
         )
     if not candidates:
-        raise _nothing_fits(spec, rejected, objective)
+        raise _nothing_fits(list(rejected.values()))
     spans = objective == "stage-span"
     candidates.sort(
         key=lambda candidate: (
             candidate.timeline.stage_span_ms if spans else candidate.timeline.makespan_ms
         )
     )
-    return Plan(spec=spec, candidates=tuple(candidates), rejected=rejected)
+    return Plan(
+        spec=spec,
+        candidates=tuple(candidates),
+        rejected={name: str(error) for name, error in rejected.items()},
+    )
 
 
-def _nothing_fits(
-    spec: PipelineSpec, rejected: Mapping[str, str], objective: Objective
-) -> DoesNotFitError:
-    """The reason of the schedule that misses least memory; without a limit, the first reason."""
+def _nothing_fits(rejected: Sequence[DoesNotFitError]) -> DoesNotFitError:
+    """The reason of the schedule that misses least memory, or else the first reason."""
     if len(rejected) == 1:
-        return DoesNotFitError(next(iter(rejected.values())))
-    nearest: tuple[float, str] | None = None
-    for name in rejected if spec.memory_limit is not None else ():
-        try:
-            schedule = build(name, spec.with_(memory_limit=None), objective=objective)
-        except DoesNotFitError:
-            continue
-        peak, limits = timeline(spec, schedule).peak_memory, spec.memory_limits
-        rank = int(np.argmax(peak - limits))
-        missing = float(peak[rank] - limits[rank])
-        if nearest is None or missing < nearest[0]:
-            nearest = (
-                missing,
-                f"no schedule fits the memory limit: {name} comes nearest and needs {peak[rank]:g}"
-                f" on rank {rank}, whose limit is {limits[rank]:g}: {missing:g} is missing",
-            )
-    if nearest is None:
-        return DoesNotFitError(f"no schedule fits: {next(iter(rejected.values()))}")
-    return DoesNotFitError(nearest[1])
+        return rejected[0]
+    nearest = min(
+        rejected, key=lambda e: math.inf if e.missing_memory is None else e.missing_memory
+    )
+    return DoesNotFitError(f"no schedule fits: the nearest, {nearest}")

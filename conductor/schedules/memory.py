@@ -53,10 +53,12 @@ def check_memory(spec: PipelineSpec, schedule: Schedule) -> None:
 
 def too_little(name: str, rank: int, needed: float, limit: float) -> DoesNotFitError:
     """The error of a schedule that needs more memory than a rank has."""
-    return DoesNotFitError(
+    error = DoesNotFitError(
         f"{name} needs {needed:.6g} of activation memory on rank {rank}, which has {limit:.6g}:"
         f" {needed - limit:.6g} is missing"
     )
+    error.missing_memory = needed - limit
+    return error
 
 
 def planning_limits(spec: PipelineSpec, num_microbatches: int | None) -> FloatArray:

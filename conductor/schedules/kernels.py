@@ -5,27 +5,27 @@ from __future__ import annotations
 import numba
 import numpy as np
 
-F, I, W = 0, 1, 2  # noqa: E741 - the values of `Kind`
+F, I, W = 0, 1, 2  # the values of `Kind`
 
 
 @numba.njit(cache=True)
-def times_of_plan(placed, kinds, stages, microbatches, stage_ranks, busy, lag):
+def times_of_plan(actions, stage_ranks, busy, lag):
     """Makespan and longest span of a rank when every action starts as early as it can.
 
     Args:
-        placed: a topological order of the actions.
-        kinds, stages, microbatches: of each action; only F, I and W.
+        actions: int32, shape (4, n): kind (F, I or W), micro-batch and stage of each action, and a
+            topological order of them.
         stage_ranks: rank of each stage.
         busy: shape (3, stages).
         lag: shape (stages - 1,), between a stage and the next.
     """
     num_stages = len(stage_ranks)
     num_ranks = stage_ranks.max() + 1
-    end = np.empty((2, num_stages, microbatches.max() + 1))
+    end = np.empty((2, num_stages, actions[1].max() + 1))
     clock = np.zeros(num_ranks)
     first = np.full(num_ranks, -1.0)
-    for i in placed:
-        kind, stage, microbatch = kinds[i], stages[i], microbatches[i]
+    for i in actions[3]:
+        kind, microbatch, stage = actions[0, i], actions[1, i], actions[2, i]
         rank = stage_ranks[stage]
         start = clock[rank]
         if kind == F and stage > 0:

@@ -17,6 +17,7 @@ from conductor.schedules import (
     v1f1b,
     v_half,
     v_min,
+    zb_v,
     zero_bubble,
 )
 from conductor.schedules.info import Objective, ScheduleInfo
@@ -25,7 +26,7 @@ from conductor.schedules.memory import check_memory
 __all__ = ["SCHEDULES", "Objective", "ScheduleInfo", "adapt", "build"]
 
 _FILES = (
-    gpipe, one_f_one_b, interleaved_1f1b, looped_bfs, grouped_interleaved, zero_bubble,
+    gpipe, one_f_one_b, interleaved_1f1b, looped_bfs, grouped_interleaved, zero_bubble, zb_v,
     v1f1b, v_half, v_min, dualpipe_v, seq1f1b,
 )  # fmt: skip
 

@@ -40,35 +40,32 @@ def zero_bubble(
 
     Source: Qi et al., "Zero Bubble Pipeline Parallelism", ICLR 2024; the heuristic of its program.
     """
-    m = spec.num_microbatches
+    m, num_ranks = spec.num_microbatches, spec.num_ranks
     memory, limits = spec.per_stage("activation_memory"), planning_limits(spec, held_microbatches)
     if np.any(memory > limits):
         rank = int(np.argmax(memory - limits))
         raise too_little(name, rank, float(memory[rank]), float(spec.memory_limits[rank]))
     busy, lag = in_ticks(spec)
+    room = np.stack([memory, memory * spec.freed_at_backward_input, limits, np.append(lag, 0.0)])
     beats = [busy]
     if objective == "makespan" and np.any(busy != busy[:, :1]):
-        beats.append(np.repeat(np.median(busy, axis=1, keepdims=True), spec.num_ranks, axis=1))
-    stages = np.repeat(np.arange(spec.num_ranks, dtype=np.int32), 3 * m)
-    ranks = np.arange(spec.num_ranks)
+        beats.append(np.repeat(np.median(busy, axis=1, keepdims=True), num_ranks, axis=1))
     best = None
     for beat, *knobs in product(beats, *3 * [(True, False)]):
-        kinds, microbatches, placed = plan(
-            beat, lag, memory, spec.freed_at_backward_input, limits, m, *knobs
-        )
-        makespan, span = times_of_plan(placed, kinds, stages, microbatches, ranks, busy, lag)
+        actions = plan(np.concatenate([beat, room]), m, *knobs)
+        makespan, span = times_of_plan(actions, np.arange(num_ranks), busy, lag)
         score = (makespan, span) if objective == "makespan" else (span,)
         if best is None or score < best[0]:
-            best = score, kinds, microbatches
+            best = score, actions
     assert best is not None
     return Schedule.from_arrays(
         name=name,
-        stage_ranks=ranks,
+        stage_ranks=range(num_ranks),
         num_microbatches=m,
-        kinds=best[1],
-        stages=stages,
-        microbatches=best[2],
-        rank_offsets=np.arange(spec.num_ranks + 1) * 3 * m,
+        kinds=best[1][0],
+        stages=best[1][2],
+        microbatches=best[1][1],
+        rank_offsets=np.arange(num_ranks + 1) * 3 * m,
     )
 
 

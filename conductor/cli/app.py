@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import typer
 
-from conductor.cli import plan, presets, schedules, simulate
+from conductor.cli import evaluate, plan, presets, schedules, simulate
 from conductor.errors import ConductorError
 
 app = typer.Typer(
@@ -19,6 +19,7 @@ app = typer.Typer(
 for command, examples in (
     (plan.plan, plan.EXAMPLES),
     (simulate.simulate, simulate.EXAMPLES),
+    (evaluate.evaluate, evaluate.EXAMPLES),
     (schedules.schedules, schedules.EXAMPLES),
     (presets.presets, presets.EXAMPLES),
 ):

@@ -8,6 +8,7 @@ import sys
 from typing import Any
 
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -52,3 +53,15 @@ def coloured(drawing: str) -> Text:
             for match in re.finditer(pattern, line[1]):
                 text.stylize(style, line.start(1) + match.start(), line.start(1) + match.end())
     return text
+
+
+def progress() -> Progress:
+    """A progress bar on standard error; silent where that is no terminal."""
+    return Progress(
+        TextColumn("{task.description}", table_column=None),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=console(stderr=True),
+        transient=True,
+    )

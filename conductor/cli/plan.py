@@ -78,7 +78,7 @@ def _table(result: Plan) -> Any:
     spec = result.spec
     table = console.new_table(
         f"{spec.name}: {spec.num_ranks} ranks, {spec.num_microbatches} micro-batches",
-        "schedule", "makespan ms", "over bound", "bubble", "stage-span bubble", "peak memory",
+        "schedule", "makespan ms", "over bound", "bubble ratio", "stage-span bubble", "peak memory",
         "planned in ms",
     )  # fmt: skip
     for candidate in result.candidates:
@@ -91,7 +91,7 @@ def _cells(candidate: Candidate) -> tuple[str, ...]:
     return (
         candidate.name,
         f"{times.makespan_ms:.2f}",
-        f"{100.0 * (times.makespan_ms / candidate.lower_bound_ms - 1.0):.2f} %",
+        f"{100.0 * max(times.makespan_ms / candidate.lower_bound_ms - 1.0, 0.0):.2f} %",
         f"{100.0 * times.bubble_ratio:.2f} %",
         f"{100.0 * times.stage_span_bubble_ratio:.2f} %",
         f"{times.peak_memory.max():.4g}",

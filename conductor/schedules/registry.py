@@ -17,7 +17,9 @@ from conductor.schedules import (
     v1f1b,
     v_half,
     v_min,
+    zb_h1_light,
     zb_v,
+    zb_v_handmade,
     zero_bubble,
 )
 from conductor.schedules.info import Objective, ScheduleInfo
@@ -26,8 +28,8 @@ from conductor.schedules.memory import check_memory
 __all__ = ["SCHEDULES", "Objective", "ScheduleInfo", "adapt", "build"]
 
 _FILES = (
-    gpipe, one_f_one_b, interleaved_1f1b, looped_bfs, grouped_interleaved, zero_bubble, zb_v,
-    v1f1b, v_half, v_min, dualpipe_v, seq1f1b,
+    gpipe, one_f_one_b, interleaved_1f1b, looped_bfs, grouped_interleaved, zero_bubble,
+    zb_h1_light, zb_v, zb_v_handmade, v1f1b, v_half, v_min, dualpipe_v, seq1f1b,
 )  # fmt: skip
 
 SCHEDULES: dict[str, ScheduleInfo] = {info.name: info for file in _FILES for info in file.INFOS}

@@ -12,7 +12,7 @@ from time import perf_counter
 from conductor.errors import DoesNotFitError
 from conductor.ir.schedule import Schedule
 from conductor.problem.spec import PipelineSpec
-from conductor.schedules.registry import SCHEDULES, Objective, build
+from conductor.schedules.registry import POOL, Objective, build
 from conductor.simulator.bounds import lower_bounds
 from conductor.simulator.simulate import timeline
 from conductor.simulator.timeline import Timeline
@@ -72,7 +72,8 @@ def plan(
 
     Args:
         spec: a rank-level profile is split over the stages of each schedule.
-        schedules: names from `conductor schedules`; None is all.
+        schedules: names from `conductor schedules`; None is every one that
+            need not be asked for by name.
         objective: what heuristics minimise and candidates are ordered by.
 
     Raises:
@@ -82,7 +83,7 @@ def plan(
     candidates: list[Candidate] = []
     rejected: dict[str, DoesNotFitError] = {}
     bounds: dict[tuple[tuple[int, ...], int], float] = {}
-    for name in SCHEDULES if schedules is None else dict.fromkeys(schedules):
+    for name in POOL if schedules is None else dict.fromkeys(schedules):
         _load_kernels(name)
         start = perf_counter()
         try:

@@ -24,6 +24,8 @@ class ScheduleInfo:
         placement: the placement it is made for.
         stages_per_rank: stages that a rank-level profile is split into on each rank.
         any_stages_per_rank: whether it also takes a spec that gives other numbers of stages.
+        by_name_only: whether it must be asked for by name, because it needs more of the trainer than
+            another order (sequence splits).
         summary: one line.
         memory: peak activation memory, in micro-batches of a whole rank.
         formula: idle time of a rank at uniform costs, in F, I, W, number of ranks p and of
@@ -36,6 +38,7 @@ class ScheduleInfo:
     placement: PlacementName
     stages_per_rank: int = 1
     any_stages_per_rank: bool = False
+    by_name_only: bool = False
     summary: str
     memory: str
     formula: str = ""

@@ -25,7 +25,7 @@ from conductor.schedules import (
 from conductor.schedules.info import Objective, ScheduleInfo
 from conductor.schedules.memory import check_memory
 
-__all__ = ["SCHEDULES", "Objective", "ScheduleInfo", "adapt", "build"]
+__all__ = ["POOL", "SCHEDULES", "Objective", "ScheduleInfo", "adapt", "build"]
 
 _FILES = (
     gpipe, one_f_one_b, interleaved_1f1b, looped_bfs, grouped_interleaved, zero_bubble,
@@ -33,6 +33,9 @@ _FILES = (
 )  # fmt: skip
 
 SCHEDULES: dict[str, ScheduleInfo] = {info.name: info for file in _FILES for info in file.INFOS}
+
+POOL: tuple[str, ...] = tuple(name for name, info in SCHEDULES.items() if not info.by_name_only)
+"""Schedules that planners consider unasked."""
 
 
 def build(name: str, spec: PipelineSpec, *, objective: Objective = "makespan") -> Schedule:

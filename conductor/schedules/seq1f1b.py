@@ -43,6 +43,7 @@ INFOS = (
         name="seq1f1b",
         build=lambda spec, _: seq1f1b(spec.num_ranks, spec.num_microbatches),
         placement="sequential",
+        by_name_only=True,
         summary="1F1B on n = 4 sequence splits of each micro-batch",
         memory="1 + (p - 1) / n",
         formula="(p - 1)(F + I + W) / n",

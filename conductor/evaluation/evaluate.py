@@ -1,0 +1,241 @@
+"""Schedulers x scenarios on fresh paired draws, with intervals and the gap to the bounds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from time import process_time
+
+import numpy as np
+
+from conductor.errors import DoesNotFitError
+from conductor.evaluation.scenario import Scenario
+from conductor.evaluation.scheduler import Outcome, Planner, SchedulerName, execute
+from conductor.ir.schedule import FloatArray
+from conductor.migration.model import SimpleModel
+from conductor.schedules.registry import POOL
+from conductor.simulator.bounds import Bounds, lower_bounds, realised_bound
+from conductor.simulator.program import Program, encode
+
+Interval = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One scheduler in one scenario. Times are over the draws.
+
+    Attributes:
+        name: of the scheduler.
+        schedule: the schedule that it executes.
+        mean_ms: mean makespan.
+        ci95_ms: 95 % interval of the mean.
+        p95_ms: 95 % of the draws are shorter.
+        vs_best_static: mean over that of the best static row, minus 1; below 0 is faster.
+        vs_best_static_ci95: its 95 % interval, from paired differences.
+        over_bound: mean over the mean of the draws' own lower bounds (its placement, work on its rank; of
+            all work spread evenly where it migrates), minus 1. Work that moves from a slow rank to a fast
+            one gets shorter, so a row that migrates may go below 0.
+        decision_us: what each action costs more to simulate than in static execution.
+        moved_share: share of the work that moved to another rank.
+        migrations: helps in a step.
+    """
+
+    name: str
+    schedule: str
+    mean_ms: float
+    ci95_ms: Interval
+    p95_ms: float
+    vs_best_static: float
+    vs_best_static_ci95: Interval
+    over_bound: float
+    decision_us: float
+    moved_share: float
+    migrations: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScenarioResult:
+    """All schedulers in one scenario, best first.
+
+    Attributes:
+        name: of the scenario.
+        summary: what it stands for.
+        bounds_ms: lower bounds with expected durations: `per_rank` (work stays on its rank; the least over
+            the placements in the table) and `balanced_work` (all work spread evenly: what migration could
+            reach at best).
+        schedulers: rows.
+        left_out: schedulers that do not fit, with the reason.
+    """
+
+    name: str
+    summary: str
+    bounds_ms: dict[str, float]
+    schedulers: tuple[Row, ...]
+    left_out: dict[str, str]
+
+
+def default_schedulers() -> tuple[str, ...]:
+    """Every schedule, the best and the searched one, alone and with what can be added."""
+    names = (*POOL, "searched")
+    return (
+        *names,
+        "best+ready-first",
+        *(f"{name}+migration" for name in names),
+        "best+ready-first+migration",
+    )
+
+
+def evaluate(
+    scenarios: Sequence[Scenario],
+    schedulers: Sequence[str],
+    *,
+    draws: int = 1000,
+    seed: int = 0,
+    search_ms: float = 5000.0,
+    model: SimpleModel | None = None,
+    on_progress: Callable[[str, str], None] | None = None,
+) -> tuple[ScenarioResult, ...]:
+    """Runs every scheduler in every scenario.
+
+    Schedules are made from expected times and planning draws; all schedulers then meet the same fresh
+    draws: an action (stage, kind, micro-batch) has the same factor under each scheduler with the same
+    number of stages.
+
+    Args:
+        scenarios: see `load_scenario`.
+        schedulers: names as `SchedulerName.parse` reads them.
+        draws: fresh draws a scenario.
+        seed: of everything.
+        search_ms: budget of `searched` in each scenario.
+        model: what migration moves and what it costs.
+        on_progress: called with the names of scenario and scheduler before each run.
+
+    Raises:
+        InvalidSpecError: a scheduler's name is wrong.
+    """
+    names = {text: SchedulerName.parse(text) for text in dict.fromkeys(schedulers)}
+    return tuple(
+        _evaluate(
+            scenario, names, draws, Planner(scenario=scenario, seed=seed, search_ms=search_ms),
+            model or SimpleModel(), on_progress,
+        )
+        for scenario in scenarios
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Run:
+    name: str
+    scheduler: SchedulerName
+    schedule: str
+    outcome: Outcome
+    cpu_us: float
+    bound_ms: float
+    expected_bounds: Bounds
+
+    @property
+    def mean_ms(self) -> float:
+        return float(self.outcome.makespan_ms.mean())
+
+    @property
+    def is_static(self) -> bool:
+        return self.scheduler.execution == "static" and not self.scheduler.migrates
+
+
+def _evaluate(
+    scenario: Scenario,
+    names: dict[str, SchedulerName],
+    draws: int,
+    planner: Planner,
+    model: SimpleModel,
+    on_progress: Callable[[str, str], None] | None,
+) -> ScenarioResult:
+    runs: list[_Run] = []
+    left_out: dict[str, str] = {}
+    for text, name in names.items():
+        if on_progress is not None:
+            on_progress(scenario.name, text)
+        try:
+            runs.append(_run(scenario, text, name, draws, planner, model))
+        except DoesNotFitError as error:
+            left_out[text] = str(error)
+    if not any(run.is_static for run in runs):
+        # Every table has the strongest static baseline.
+        best = _run(scenario, "best", SchedulerName.parse("best"), draws, planner, model)
+        runs.append(best)
+    baseline = min((run for run in runs if run.is_static), key=lambda run: run.mean_ms)
+    runs.sort(key=lambda run: (run.mean_ms, run.name))
+    return ScenarioResult(
+        name=scenario.name,
+        summary=scenario.summary,
+        bounds_ms={
+            "per_rank": min(run.expected_bounds.makespan_ms for run in runs),
+            "balanced_work": min(run.expected_bounds.balanced_work_ms for run in runs),
+        },
+        schedulers=tuple(_row(run, baseline) for run in runs),
+        left_out=left_out,
+    )
+
+
+def _run(
+    scenario: Scenario,
+    text: str,
+    name: SchedulerName,
+    draws: int,
+    planner: Planner,
+    model: SimpleModel,
+) -> _Run:
+    schedule, spec = planner.schedule(name.schedule), scenario.actual_spec
+    program = encode(spec, schedule)
+    durations = fresh_draws(scenario, program, draws, planner.seed)
+    execute(spec, schedule, name, durations[:1], model)  # compiles
+    started = process_time()
+    outcome = execute(spec, schedule, name, durations, model)
+    return _Run(
+        name=text,
+        scheduler=name,
+        schedule=schedule.name,
+        outcome=outcome,
+        cpu_us=1e6 * (process_time() - started) / durations.size,
+        bound_ms=float(
+            program.busy_ms(durations).sum(axis=1).mean() / program.num_ranks
+            if name.migrates
+            else realised_bound(program, durations).mean()
+        ),
+        expected_bounds=lower_bounds(
+            spec.on_stages(schedule.stage_ranks), num_splits=schedule.num_splits
+        ),
+    )
+
+
+def fresh_draws(scenario: Scenario, program: Program, draws: int, seed: int) -> FloatArray:
+    """The draws that every scheduler meets, shape (draws, n), program order."""
+    return scenario.variation.sample(program, draws, np.random.default_rng((seed, 2)))
+
+
+def _row(run: _Run, baseline: _Run) -> Row:
+    makespan, reference = run.outcome.makespan_ms, baseline.outcome.makespan_ms
+    mean, ci95 = _mean_ci95(makespan)
+    # Ratio of means: its error is that of the paired residuals (delta method).
+    ratio = mean / baseline.mean_ms
+    _, (low, high) = _mean_ci95((makespan - ratio * reference) / baseline.mean_ms)
+    return Row(
+        name=run.name,
+        schedule=run.schedule,
+        mean_ms=mean,
+        ci95_ms=ci95,
+        p95_ms=float(np.quantile(makespan, 0.95)),
+        vs_best_static=ratio - 1.0,
+        vs_best_static_ci95=(ratio - 1.0 + low, ratio - 1.0 + high),
+        over_bound=mean / run.bound_ms - 1.0,
+        decision_us=max(0.0, run.cpu_us - baseline.cpu_us) if not run.is_static else 0.0,
+        moved_share=run.outcome.moved_share,
+        migrations=run.outcome.migrations,
+    )
+
+
+def _mean_ci95(values: FloatArray) -> tuple[float, Interval]:
+    """Mean and its 95 % interval (normal approximation)."""
+    mean = float(values.mean())
+    half = 1.96 * float(values.std(ddof=1)) / len(values) ** 0.5 if len(values) > 1 else 0.0
+    return mean, (mean - half, mean + half)

@@ -1,0 +1,109 @@
+"""Scenario files: a spec, its variation and its links as they are, in TOML."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from conductor.errors import ConductorError, FormatError, InvalidSpecError
+from conductor.evaluation.scenario import Scenario
+from conductor.problem.presets import load_preset
+from conductor.problem.spec_file import load_spec
+from conductor.variation import (
+    Factor,
+    MarkovStragglers,
+    MicrobatchFactor,
+    Product,
+    RankFactor,
+    StageFactor,
+    UniformNoise,
+)
+
+VARIATIONS: dict[str, type[Factor]] = {
+    "uniform": UniformNoise,
+    "microbatch": MicrobatchFactor,
+    "rank": RankFactor,
+    "stage": StageFactor,
+    "markov": MarkovStragglers,
+}
+"""What `kind` in a `[[variation]]` table may be; the other keys are the model's attributes."""
+
+
+class _File(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=False)
+
+    preset: str | None = None
+    spec: str | None = None
+    summary: str = ""
+    actual_transfer_ms: float | tuple[float, ...] | None = None
+    variation: tuple[dict[str, Any], ...] = ()
+
+
+def load_scenario_file(path: str | Path) -> Scenario:
+    """Reads a scenario.
+
+    The file names a `preset` or a `spec` file (relative to itself), and may have a `summary`,
+    `actual_transfer_ms` and any number of `[[variation]]` tables, whose factors are multiplied.
+
+    Raises:
+        FormatError: the file cannot be read, a key is unknown or missing or of a wrong type.
+        InvalidSpecError: a value that cannot be. Both name the file.
+    """
+    path = Path(path)
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise FormatError(f"{path}: cannot read the scenario: {error.strerror}") from None
+    except ValueError as error:
+        raise FormatError(f"{path}: not valid TOML: {error}") from None
+    try:
+        file = _File.model_validate(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise FormatError(f"{path}: {where}: {first['msg']}") from None
+    if (file.preset is None) == (file.spec is None):
+        raise FormatError(f"{path}: give one of preset and spec")
+    try:
+        spec = (
+            load_preset(file.preset)
+            if file.preset is not None
+            else load_spec(path.parent / str(file.spec))
+        )
+        scenario = Scenario(
+            name=path.stem,
+            spec=spec,
+            variation=Product(tuple(_factor(entry) for entry in file.variation)),
+            actual_transfer_ms=file.actual_transfer_ms,
+            summary=file.summary,
+        )
+        _ = scenario.actual_spec  # checks the links
+    except ConductorError as error:
+        raise type(error)(f"{path}: {error}") from None
+    return scenario
+
+
+def _factor(entry: dict[str, Any]) -> Factor:
+    """A factor of a `[[variation]]` table."""
+    values = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()
+    }
+    kind = values.pop("kind", None)
+    if kind not in VARIATIONS:
+        raise InvalidSpecError(
+            f"variation kind must be one of {', '.join(VARIATIONS)}, not {kind!r}"
+        )
+    known = [field.name for field in fields(VARIATIONS[kind])]  # type: ignore[arg-type]  # all are dataclasses
+    for key in values:
+        if key not in known:
+            raise InvalidSpecError(
+                f"variation {kind!r} has no key {key!r}; it has {', '.join(known)}"
+            )
+    try:
+        return VARIATIONS[kind](**values)
+    except TypeError as error:
+        raise InvalidSpecError(f"variation {kind!r}: {error}") from None

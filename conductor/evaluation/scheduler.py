@@ -1,0 +1,176 @@
+"""Schedulers by name: a schedule and how it is executed.
+
+A name is a schedule with what is added to it, joined by `+`: `zb-1p`, `best+ready-first`,
+`searched+migration`. The schedule is one of `conductor schedules`, `best` (the best of them on planning
+draws) or `searched` (local search from all of them on planning draws).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from conductor.errors import DoesNotFitError, InvalidSpecError
+from conductor.evaluation.scenario import Scenario
+from conductor.ir.schedule import FloatArray, Schedule
+from conductor.migration.execution import MigrationRules, prepare, run_draws
+from conductor.migration.model import SimpleModel
+from conductor.problem.spec import PipelineSpec
+from conductor.schedules.registry import POOL, SCHEDULES, build
+from conductor.search.improve import improve
+from conductor.simulator.program import Program, encode
+from conductor.simulator.simulate import Execution, simulate
+
+MODIFIERS = ("ready-first", "migration")
+PLANNING_DRAWS = 64
+"""Draws that `best` and `searched` are chosen on; never those that schedulers are evaluated on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerName:
+    """A parsed name.
+
+    Attributes:
+        schedule: name of a schedule, `best` or `searched`.
+        execution: `static` or `ready-first`.
+        migrates: whether ranks lend each other compute.
+    """
+
+    schedule: str
+    execution: Execution = "static"
+    migrates: bool = False
+
+    @classmethod
+    def parse(cls, text: str) -> SchedulerName:
+        """Reads `SCHEDULE[+ready-first][+migration]`.
+
+        Raises:
+            InvalidSpecError: names what is unknown.
+        """
+        schedule, *modifiers = text.split("+")
+        if schedule not in SCHEDULES and schedule not in ("best", "searched"):
+            raise InvalidSpecError(
+                f"no schedule is named {schedule!r} (in scheduler {text!r}); there are"
+                f" {', '.join(SCHEDULES)}, best and searched"
+            )
+        for modifier in modifiers:
+            if modifier not in MODIFIERS:
+                raise InvalidSpecError(
+                    f"{modifier!r} in scheduler {text!r} is none of {', '.join(MODIFIERS)}"
+                )
+        return cls(
+            schedule=schedule,
+            execution="ready-first" if "ready-first" in modifiers else "static",
+            migrates="migration" in modifiers,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Outcome:
+    """What a scheduler does over the draws.
+
+    Attributes:
+        makespan_ms: shape (draws,).
+        moved_share: share of the work that moved, mean over draws.
+        migrations: in a step, mean over draws.
+    """
+
+    makespan_ms: FloatArray
+    moved_share: float = 0.0
+    migrations: float = 0.0
+
+
+@dataclass(slots=True, kw_only=True)
+class Planner:
+    """Makes schedules for one scenario, each once.
+
+    Attributes:
+        scenario: what they are for.
+        seed: of the planning draws and the search.
+        search_ms: budget of `searched`.
+    """
+
+    scenario: Scenario
+    seed: int
+    search_ms: float
+    _made: dict[str, Schedule] = field(default_factory=dict)
+
+    def fitting(self) -> tuple[str, ...]:
+        """Names of the schedules that fit the scenario's spec."""
+        return tuple(name for name in POOL if self._fits(name))
+
+    def schedule(self, name: str) -> Schedule:
+        """The schedule of a name, from expected times and planning draws alone.
+
+        Raises:
+            DoesNotFitError: it cannot take the scenario's spec.
+        """
+        if name not in self._made:
+            if name == "best":
+                made = min(map(self.schedule, self.fitting()), key=self._planned_mean)
+            elif name == "searched":
+                made = self._searched()
+            else:
+                made = build(name, self.scenario.spec)
+            self._made[name] = made
+        return self._made[name]
+
+    def _fits(self, name: str) -> bool:
+        try:
+            self.schedule(name)
+        except DoesNotFitError:
+            return False
+        return True
+
+    def _planning_draws(self, program: Program) -> FloatArray:
+        rng = np.random.default_rng((self.seed, 1))
+        return self.scenario.variation.sample(program, PLANNING_DRAWS, rng)
+
+    def _planned_mean(self, schedule: Schedule) -> float:
+        spec = self.scenario.spec
+        durations = self._planning_draws(encode(spec, schedule))
+        return float(simulate(spec, schedule, durations).makespan_ms.mean())
+
+    def _searched(self) -> Schedule:
+        starts = [self.schedule(name) for name in self.fitting()]
+        return improve(
+            self.scenario.spec,
+            starts,
+            budget_ms=self.search_ms,
+            objective="mean",
+            durations=self._planning_draws,
+            seed=self.seed,
+        ).schedule
+
+
+def execute(
+    spec: PipelineSpec,
+    schedule: Schedule,
+    name: SchedulerName,
+    durations_ms: npt.ArrayLike,
+    model: SimpleModel,
+) -> Outcome:
+    """Runs a schedule over draws of durations, as the scheduler's name says.
+
+    Args:
+        spec: with the links as they are.
+        schedule: from a `Planner`.
+        name: how it is executed.
+        durations_ms: realised, shape (draws, n), program order.
+        model: what moves and what it costs.
+    """
+    if not name.migrates:
+        return Outcome(
+            makespan_ms=simulate(spec, schedule, durations_ms, execution=name.execution).makespan_ms
+        )
+    prepared = prepare(
+        spec, schedule, model=model, rules=MigrationRules(), execution=name.execution
+    )
+    draws = run_draws(prepared, durations_ms)
+    return Outcome(
+        makespan_ms=draws.makespan_ms,
+        moved_share=float(draws.moved_share.mean()),
+        migrations=float(draws.helps.mean()),
+    )

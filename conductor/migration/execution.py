@@ -25,12 +25,15 @@ class MigrationRules:
     """How ranks decide. Arrays are in program order; None is the same for every action.
 
     Attributes:
-        max_lenders: of one action, 1 or 2.
+        max_lenders: of one action, 1 to 4.
         min_gain: share of an action's time that a help must save, each lender's own.
         max_candidates: lenders looked at for an action, those that are free first.
         blocks: an action has so many blocks; at the end of each its rank knows the elapsed time. 1 is
             no look inside an action.
-        surprise: share by which an action must be slower than expected to be decided anew.
+        surprise: share by which an action must be slower or faster than expected at its first block
+            boundary to be news.
+        postpone: decide at the first block boundary instead of the action's start: its true time is
+            known then, but less of it can move.
         most_parts: int32, shape (n,): cap on the parts of each action that move.
         latest_start_ms: shape (n,): when each action must start lest the plan's makespan grows
             (`latest_starts` of a plan).
@@ -45,6 +48,7 @@ class MigrationRules:
     max_candidates: int = 8
     blocks: int = 1
     surprise: float = 0.05
+    postpone: bool = False
     most_parts: Int32Array | None = None
     latest_start_ms: FloatArray | None = None
     delay_share: float = 0.0
@@ -177,7 +181,7 @@ def run(prepared: Prepared, durations_ms: npt.ArrayLike | None = None) -> Migrat
         prepared.factors(durations)[0],
     )  # fmt: skip
     _check(prepared, np.array([makespan]))
-    count = int(log.count[0])
+    count = int(log.num_helps[0])
     return MigrationRun(
         makespan_ms=float(makespan),
         start_ms=log.start_ms,
@@ -223,9 +227,10 @@ def latest_starts(prepared: Prepared) -> FloatArray:
         layout, prepared.costs, prepared.rules, state, log, durations, np.ones(n)
     )
     _check(prepared, np.array([makespan]))
-    starts = np.concatenate([log.start_ms, log.help_start_ms[: log.count[0]]])
+    starts = np.concatenate([log.start_ms, log.help_start_ms[: log.num_helps[0]]])
     by_start = np.argsort(-starts, kind="stable")
-    return kernels.latest_starts(layout, prepared.costs, log, makespan, by_start)
+    latest: FloatArray = kernels.latest_starts(layout, prepared.costs, log, makespan, by_start)
+    return latest
 
 
 def _check(prepared: Prepared, makespans: FloatArray) -> None:
@@ -331,8 +336,9 @@ def _rules(rules: MigrationRules, n: int, parts: int) -> kernels.Rules:
         delay_share=rules.delay_share,
         patience_ms=rules.patience_ms,
         least_gain=each(rules.least_gain, rules.min_gain),
-        max_lenders=min(rules.max_lenders, 2),
+        max_lenders=min(rules.max_lenders, kernels.MAX_LENDERS),
         max_candidates=rules.max_candidates,
         blocks=rules.blocks,
         surprise=rules.surprise,
+        postpone=rules.postpone and rules.blocks > 1,
     )

@@ -9,7 +9,7 @@ their block boundaries. Realised durations are read only to advance the clock.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numba
 import numpy as np
@@ -21,8 +21,13 @@ its action ends; its action ends."""
 
 # The loop reads arrays out of tuples at every step; counting references to them would take ten times as
 # long as the work, so it goes without (nothing is allocated in these functions) and in one piece.
-_inlined = numba.njit(cache=True, _nrt=False, forceinline=True, error_model="numpy")
-_loop = numba.njit(cache=True, _nrt=False, error_model="numpy")
+_UNCOUNTED: dict[str, Any] = {"cache": True, "error_model": "numpy", "_nrt": False}
+_inlined = numba.njit(forceinline=True, **_UNCOUNTED)
+_loop = numba.njit(**_UNCOUNTED)
+
+
+MAX_LENDERS = 4
+"""Of one action."""
 
 
 class Layout(NamedTuple):
@@ -87,7 +92,9 @@ class Rules(NamedTuple):
     max_candidates: int
     blocks: int
     surprise: float
-    """An action this share slower than expected at a block boundary is decided anew."""
+    """An action this share slower or faster than expected at its first block boundary is news."""
+    postpone: bool
+    """Whether to decide at the first block boundary instead of the action's start."""
 
 
 class State(NamedTuple):
@@ -118,13 +125,15 @@ class State(NamedTuple):
     """Per rank: realised local time of the running action after the last block boundary."""
     local_parts: np.ndarray
     block: np.ndarray
-    half_ms: np.ndarray
     candidates: np.ndarray
     offset_ms: np.ndarray
     slope_ms: np.ndarray
     cap: np.ndarray
+    chosen: np.ndarray
+    """Slots of `candidates` under consideration, and their parts."""
+    given: np.ndarray
     choice: np.ndarray
-    """Chosen lenders (slots of `candidates`) and their parts: (2, 2)."""
+    """The best lenders and their parts: (MAX_LENDERS, 2)."""
 
 
 class Log(NamedTuple):
@@ -142,7 +151,7 @@ class Log(NamedTuple):
     help_expected_ready_ms: np.ndarray
     help_start_ms: np.ndarray
     help_end_ms: np.ndarray
-    count: np.ndarray
+    num_helps: np.ndarray
 
 
 @numba.njit(cache=True)
@@ -152,26 +161,34 @@ def make_state(n, num_ranks, num_streams):
     while size < num_ranks:
         size *= 2
     return State(
-        np.zeros(2 * size, np.int32), np.full(size, np.inf), np.zeros(num_ranks, np.int8),
-        np.zeros(num_ranks, np.int32), np.zeros(num_ranks), np.zeros(num_ranks, np.int32),
-        np.zeros(num_ranks, np.int32), np.zeros(num_ranks, np.int32),
-        np.zeros(num_ranks, np.int32), np.zeros(num_ranks),
-        np.zeros(num_streams, np.int32), np.zeros(n, np.int8), np.zeros(n), np.zeros(n, np.int8),
-        np.zeros(n), np.zeros(n), np.zeros(n), np.zeros(n, np.int8), np.zeros(n, np.int8),
-        np.zeros(num_ranks), np.zeros(num_ranks, np.int32), np.zeros(num_ranks, np.int32),
-        np.zeros(num_ranks), np.zeros(num_ranks, np.int32), np.zeros(num_ranks),
-        np.zeros(num_ranks), np.zeros(num_ranks, np.int32), np.zeros((2, 2), np.int32),
+        tree=np.zeros(2 * size, np.int32), event_ms=np.full(size, np.inf),
+        event=np.zeros(num_ranks, np.int8), action=np.zeros(num_ranks, np.int32),
+        free_ms=np.zeros(num_ranks), by_free=np.zeros(num_ranks, np.int32),
+        place=np.zeros(num_ranks, np.int32), pending=np.zeros(num_ranks, np.int32),
+        helping=np.zeros(num_ranks, np.int32), memory=np.zeros(num_ranks),
+        heads=np.zeros(num_streams, np.int32), missing=np.zeros(n, np.int8),
+        arrival_ms=np.zeros(n), status=np.zeros(n, np.int8), expected_end_ms=np.zeros(n),
+        local_end_ms=np.zeros(n), back_ms=np.zeros(n), outstanding=np.zeros(n, np.int8),
+        lenders=np.zeros(n, np.int8), local_ms=np.zeros(num_ranks),
+        local_parts=np.zeros(num_ranks, np.int32), block=np.zeros(num_ranks, np.int32),
+        candidates=np.zeros(num_ranks, np.int32), offset_ms=np.zeros(num_ranks),
+        slope_ms=np.zeros(num_ranks), cap=np.zeros(num_ranks, np.int32),
+        chosen=np.zeros(MAX_LENDERS, np.int32), given=np.zeros(MAX_LENDERS, np.int32),
+        choice=np.zeros((MAX_LENDERS, 2), np.int32),
     )  # fmt: skip
 
 
 @numba.njit(cache=True)
 def make_log(n):
-    """Room for what `run` writes; an action borrows twice at most."""
+    """Room for what `run` writes."""
+    helps = MAX_LENDERS * n
     return Log(
-        np.zeros(n), np.zeros(n), np.zeros(n, np.int32),
-        np.zeros(2 * n, np.int32), np.zeros(2 * n, np.int32), np.zeros(2 * n, np.int32),
-        np.zeros(2 * n), np.zeros(2 * n), np.zeros(2 * n), np.zeros(2 * n), np.zeros(2 * n),
-        np.zeros(1, np.int64),
+        start_ms=np.zeros(n), end_ms=np.zeros(n), moved=np.zeros(n, np.int32),
+        help_action=np.zeros(helps, np.int32), help_lender=np.zeros(helps, np.int32),
+        help_parts=np.zeros(helps, np.int32), help_decided_ms=np.zeros(helps),
+        help_ready_ms=np.zeros(helps), help_expected_ready_ms=np.zeros(helps),
+        help_start_ms=np.zeros(helps), help_end_ms=np.zeros(helps),
+        num_helps=np.zeros(1, np.int64),
     )  # fmt: skip
 
 
@@ -207,7 +224,7 @@ def reset(layout, state, log):
         state.lenders[i] = 0
         state.back_ms[i] = 0.0
         log.moved[i] = 0
-    log.count[0] = 0
+    log.num_helps[0] = 0
 
 
 @_inlined
@@ -303,49 +320,109 @@ def latest_return(layout, rules, state, rank, now, late_ms):
 
 
 @_inlined
-def best_split(state, first, second, whole_ms, saved_ms, parts):
-    """The exact split of one action between its rank and one or two lenders.
+def best_split(state, count, whole_ms, saved_ms, parts):
+    """The exact split of one action between its rank and the lenders in `state.chosen[:count]`.
 
     Time is `max(whole - saved Q, offset_j + slope_j q_j)` with `Q` the sum of the lenders' parts. Parts
-    are given one by one to the lender that would be back first, as long as that shortens the action;
-    the start is the even split of the continuous problem, a little short of it.
+    are given one by one to the lender that would be back first, as long as that shortens the action.
+    The start is the even split of the continuous problem, a little short of it.
 
     Returns:
-        time, parts of the first, parts of the second.
+        The time; the parts are in `state.given`.
     """
-    o1, m1, c1 = state.offset_ms[first], state.slope_ms[first], min(state.cap[first], parts)
-    o2, m2, c2 = np.inf, 1.0, 0
-    # All end together at this time, were parts divisible (or all parts were given).
-    level = min((whole_ms / saved_ms + o1 / m1) / (1.0 / saved_ms + 1.0 / m1), o1 + m1 * parts)
-    if second >= 0:
-        o2, m2, c2 = state.offset_ms[second], state.slope_ms[second], min(state.cap[second], parts)
-        if o2 < level:
-            given, rate = o1 / m1 + o2 / m2, 1.0 / m1 + 1.0 / m2
-            level = min(
-                (whole_ms / saved_ms + given) / (1.0 / saved_ms + rate), (parts + given) / rate
-            )
+    # `level` is when all would end together, were parts divisible (or all parts were given away).
+    level = whole_ms
+    offsets, rate = 0.0, 0.0
+    floor = -np.inf
+    for _ in range(count):
+        best = np.inf
+        slot = -1
+        for k in range(count):
+            offset = state.offset_ms[state.chosen[k]]
+            if floor < offset < best:
+                best, slot = offset, k
+        if slot < 0 or best >= level:
+            break
+        floor = best
+        for k in range(count):
+            if state.offset_ms[state.chosen[k]] == floor:
+                slope = state.slope_ms[state.chosen[k]]
+                offsets += floor / slope
+                rate += 1.0 / slope
+        level = min(
+            (whole_ms / saved_ms + offsets) / (1.0 / saved_ms + rate), (parts + offsets) / rate
+        )
     level -= 1e-6 * whole_ms
-    q1 = min(c1, int((level - o1) / m1)) if o1 < level else 0
-    q2 = min(c2, int((level - o2) / m2)) if o2 < level else 0
-    time = whole_ms - saved_ms * (q1 + q2)
-    while q1 + q2 < parts:
-        next1 = o1 + m1 * (q1 + 1) if q1 < c1 else np.inf
-        next2 = o2 + m2 * (q2 + 1) if q2 < c2 else np.inf
-        back = min(next1, next2)
-        shorter = max(whole_ms - saved_ms * (q1 + q2 + 1), back)
+    total = 0
+    for k in range(count):
+        slot = state.chosen[k]
+        given = 0
+        if state.offset_ms[slot] < level:
+            given = min(
+                state.cap[slot], int((level - state.offset_ms[slot]) / state.slope_ms[slot])
+            )
+        state.given[k] = given
+        total += given
+    time = whole_ms - saved_ms * total
+    while total < parts:
+        back = np.inf
+        taker = 0
+        for k in range(count):
+            slot = state.chosen[k]
+            if state.given[k] < state.cap[slot]:
+                later = state.offset_ms[slot] + state.slope_ms[slot] * (state.given[k] + 1)
+                if later < back:
+                    back, taker = later, k
+        shorter = max(whole_ms - saved_ms * (total + 1), back)
         if shorter >= time:
             break
         time = shorter
-        if next1 <= next2:
-            q1 += 1
-        else:
-            q2 += 1
-    return time, q1, q2
+        state.given[taker] += 1
+        total += 1
+    return time
+
+
+@_inlined
+def find_lenders(layout, costs, rules, state, rank, i, now, enough_ms, half_ms, parts, inside):
+    """Ranks that could save time, those that are free first; returns how many.
+
+    Of each, `state` gets when its first part would be back at best (`offset_ms`, after now), what a
+    part adds (`slope_ms`) and the most parts it can do before its own next action (`cap`).
+    """
+    kind, stage = costs.kinds[i], costs.stages[i]
+    share = costs.movable[i] / costs.parts
+    latency, part_ms = costs.latency_ms, costs.part_ms
+    late = now - rules.latest_start_ms[i]
+    found = 0
+    for place in range(len(state.by_free)):
+        lender = state.by_free[place]
+        if lender == rank or state.pending[lender] >= 0:
+            continue
+        running = state.action[lender]
+        if inside and running >= 0 and state.status[running] == 1 and state.outstanding[running]:
+            continue
+        free = max(state.free_ms[lender] - now, 0.0)
+        begin = max(free, half_ms)
+        offset = begin + 2.0 * latency
+        if free + 2.0 * latency > enough_ms or found == rules.max_candidates:
+            break
+        work = costs.lend_ms[kind, stage, lender] * share + part_ms
+        if offset + work + part_ms > enough_ms:
+            continue
+        span = latest_return(layout, rules, state, lender, now, late) - now - begin - latency
+        if span < work:
+            continue
+        state.candidates[found] = lender
+        state.offset_ms[found] = offset
+        state.slope_ms[found] = work + part_ms
+        state.cap[found] = parts if span >= work * parts else int(span / work)
+        found += 1
+    return found
 
 
 @_inlined
 def decide(layout, costs, rules, state, rank, i, now, whole_ms, saved_ms, half_ms, parts, inside):
-    """Chooses lenders for an action, or for what is left of it.
+    """Chooses lenders for an action, or for what is left of it, one after another while it pays.
 
     Args:
         whole_ms: expected local time without help.
@@ -361,56 +438,37 @@ def decide(layout, costs, rules, state, rank, i, now, whole_ms, saved_ms, half_m
     """
     room = rules.max_lenders - state.lenders[i]
     best_ms = whole_ms
-    chosen = 0
+    count = 0
     if room <= 0 or parts <= 0 or saved_ms <= 0.0:
-        return best_ms, chosen
-    kind, stage = costs.kinds[i], costs.stages[i]
+        return best_ms, count
+    if rules.latest_start_ms[i] - now > rules.patience_ms:
+        return best_ms, count
     least = rules.least_gain[i] * whole_ms
-    enough = whole_ms - least
-    latency, part_ms = costs.latency_ms, costs.part_ms
-    share = costs.movable[i] / costs.parts
-    found = 0
-    first = -1
-    late = now - rules.latest_start_ms[i]
-    if -late > rules.patience_ms:
-        return best_ms, chosen
-    for place in range(len(state.by_free)):
-        lender = state.by_free[place]
-        if lender == rank or state.pending[lender] >= 0:
-            continue
-        running = state.action[lender]
-        if inside and running >= 0 and state.status[running] == 1 and state.outstanding[running]:
-            continue
-        free = max(state.free_ms[lender] - now, 0.0)
-        begin = max(free, half_ms)
-        offset = begin + 2.0 * latency
-        if free + 2.0 * latency > enough or found == rules.max_candidates:
+    found = find_lenders(
+        layout, costs, rules, state, rank, i, now, whole_ms - least, half_ms, parts, inside
+    )
+    while count < room and count < found:
+        enough = best_ms - least
+        chosen = -1
+        for slot in range(found):
+            taken = False
+            for k in range(count):
+                if state.chosen[k] == slot:
+                    taken = True
+            if taken:
+                continue
+            state.chosen[count] = slot
+            time = best_split(state, count + 1, whole_ms, saved_ms, parts)
+            if time < best_ms and time <= enough and state.given[count]:
+                best_ms, chosen = time, slot
+                for k in range(count + 1):
+                    state.choice[k, 0] = state.candidates[state.chosen[k]]
+                    state.choice[k, 1] = state.given[k]
+        if chosen < 0:
             break
-        work = costs.lend_ms[kind, stage, lender] * share + part_ms
-        if offset + work + part_ms > enough:
-            continue
-        span = latest_return(layout, rules, state, lender, now, late) - now - begin - latency
-        if span < work:
-            continue
-        state.candidates[found] = lender
-        state.offset_ms[found] = offset
-        state.slope_ms[found] = work + part_ms
-        state.cap[found] = parts if span >= work * parts else int(span / work)
-        time, q, _ = best_split(state, found, -1, whole_ms, saved_ms, parts)
-        if time < best_ms and time <= enough:
-            best_ms, first, chosen = time, found, 1
-            state.choice[0, 0], state.choice[0, 1] = lender, q
-        found += 1
-    if room > 1 and chosen:
-        alone = best_ms - least
-        for other in range(found):
-            if other != first:
-                time, q1, q2 = best_split(state, first, other, whole_ms, saved_ms, parts)
-                if time < best_ms and time <= alone and q1 and q2:
-                    best_ms, chosen = time, 2
-                    state.choice[0, 1] = q1
-                    state.choice[1, 0], state.choice[1, 1] = state.candidates[other], q2
-    return best_ms, chosen
+        state.chosen[count] = chosen
+        count += 1
+    return best_ms, count
 
 
 @_inlined
@@ -419,8 +477,8 @@ def lend(layout, costs, state, log, factors, now, rank, i, half_ms, expected_hal
     moved = 0
     for slot in range(chosen):
         lender, parts = state.choice[slot, 0], state.choice[slot, 1]
-        entry = log.count[0]
-        log.count[0] += 1
+        entry = log.num_helps[0]
+        log.num_helps[0] += 1
         log.help_action[entry] = i
         log.help_lender[entry] = lender
         log.help_parts[entry] = parts
@@ -520,7 +578,7 @@ def begin(layout, costs, rules, state, log, durations, factors, rank, now):
     limit = min(rules.most_parts[i], costs.parts)
     state.block[rank] = 0
     state.expected_end_ms[i] = now + expected + layout.send_ms[i]
-    if movable > 0.0 and limit > 0:
+    if movable > 0.0 and limit > 0 and not rules.postpone:
         half = expected * (1.0 - movable) * 0.5
         saved = expected * movable / costs.parts
         time, chosen = decide(
@@ -536,8 +594,9 @@ def begin(layout, costs, rules, state, log, durations, factors, rank, now):
     state.expected_end_ms[i] = now + time + layout.send_ms[i]
     set_free(state, rank, state.expected_end_ms[i])
     state.local_end_ms[i] = now + local
-    if rules.blocks > 1 and movable > 0.0 and factors[i] > 1.0 + rules.surprise:
-        # Only then does a boundary tell anything new; without news it is passed over.
+    news = abs(factors[i] - 1.0) > rules.surprise
+    if rules.blocks > 1 and movable > 0.0 and (rules.postpone or news):
+        # Without news a boundary changes nothing, and is passed over.
         state.local_ms[rank] = local
         state.local_parts[rank] = limit
         set_event(state, rank, RUN, now + local / rules.blocks)
@@ -549,7 +608,7 @@ def begin(layout, costs, rules, state, log, durations, factors, rank, now):
 
 @_inlined
 def boundary(layout, costs, rules, state, log, factors, rank, now):
-    """A block of a slow action has ended: its elapsed time tells how slow, and lenders are asked again."""
+    """A block has ended: its elapsed time tells how slow the action is, and lenders are asked again."""
     i = state.action[rank]
     blocks = rules.blocks - state.block[rank]
     state.block[rank] += 1
@@ -573,7 +632,8 @@ def boundary(layout, costs, rules, state, log, factors, rank, now):
     if state.pending[rank] >= 0:
         free = free_after(costs, log, state.pending[rank], free)
     set_free(state, rank, free)
-    if blocks > 2 and parts > 0 and state.lenders[i] < rules.max_lenders:
+    again = slow > 1.0 + rules.surprise and blocks > 2 and parts > 0
+    if again and state.lenders[i] < rules.max_lenders:
         set_event(state, rank, RUN, now + left / (blocks - 1))
     else:
         finish_local(layout, state, rank, i)
@@ -665,7 +725,7 @@ def run_draws(layout, costs, rules, durations, factors, moved, work):
             moved[draw, 0] += log.moved[i]
             share = costs.movable[i] / costs.parts
             work[draw] += layout.duration_ms[i] * share * log.moved[i]
-        moved[draw, 1] = log.count[0]
+        moved[draw, 1] = log.num_helps[0]
     return makespans
 
 

@@ -220,18 +220,22 @@ class Reference:
             most = parts if span >= work * parts else int(span / work)
             able.append(lender)
             lines.append((offset, work + self.costs.part_ms, most))
-        best, choice, first = whole, [], -1
-        for index, line in enumerate(lines):
-            time, (q,) = split([line], whole, saved, parts)
-            if time < best and time <= enough:
-                best, choice, first = time, [(able[index], q)], index
-        if room > 1 and choice:
-            alone = best - least
-            for index, line in enumerate(lines):
-                if index != first:
-                    time, (q1, q2) = split([lines[first], line], whole, saved, parts)
-                    if time < best and time <= alone and q1 and q2:
-                        best, choice = time, [(able[first], q1), (able[index], q2)]
+        best: float = whole
+        choice: list[tuple[int, int]] = []
+        chosen: list[int] = []
+        while len(chosen) < min(room, len(able)):
+            most_ms, added = best - least, -1
+            for index in range(len(able)):
+                if index in chosen:
+                    continue
+                trial = [*chosen, index]
+                time, given = split([lines[k] for k in trial], whole, saved, parts)
+                if time < best and time <= most_ms and given[-1]:
+                    best, added = time, index
+                    choice = [(able[k], q) for k, q in zip(trial, given, strict=True)]
+            if added < 0:
+                break
+            chosen.append(added)
         return best, choice
 
     def _part_ms(self, i: int, lender: int) -> float:
@@ -298,7 +302,7 @@ class Reference:
         limit = min(int(self.rules.most_parts[i]), self.costs.parts)
         state.block = 0
         action.expected_end_ms = now + expected + send
-        if movable > 0.0 and limit > 0:
+        if movable > 0.0 and limit > 0 and not self.rules.postpone:
             half = expected * (1.0 - movable) * 0.5
             saved = expected * movable / self.costs.parts
             time, choice = self._decide(rank, now, expected, saved, half, limit, False)
@@ -308,7 +312,8 @@ class Reference:
                 limit -= moved
         action.expected_end_ms = state.free_ms = now + time + send
         action.local_end_ms = now + local
-        if self.rules.blocks > 1 and movable > 0.0 and self.factors[i] > 1.0 + self.rules.surprise:
+        news = abs(self.factors[i] - 1.0) > self.rules.surprise
+        if self.rules.blocks > 1 and movable > 0.0 and (self.rules.postpone or news):
             state.local_ms, state.local_parts = local, limit
             state.doing, state.event_ms = "run", now + local / self.rules.blocks
         else:
@@ -338,7 +343,8 @@ class Reference:
         state.free_ms = action.expected_end_ms
         if state.pending is not None:
             state.free_ms = self._free_after(state.pending, state.free_ms)
-        if blocks > 2 and parts > 0 and len(action.helps) < self.rules.max_lenders:
+        again = slow > 1.0 + self.rules.surprise and blocks > 2 and parts > 0
+        if again and len(action.helps) < self.rules.max_lenders:
             state.doing, state.event_ms = "run", now + left / (blocks - 1)
         else:
             self._finish_local(rank)

@@ -38,6 +38,7 @@ class Row:
         decision_us: what each action costs more to simulate than in static execution.
         moved_share: share of the work that moved to another rank.
         migrations: helps in a step.
+        bytes: sent a step for them; None where the model of moving counts time alone.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Row:
     decision_us: float
     moved_share: float
     migrations: float
+    bytes: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,6 +233,7 @@ def _row(run: _Run, baseline: _Run) -> Row:
         decision_us=max(0.0, run.cpu_us - baseline.cpu_us) if not run.is_static else 0.0,
         moved_share=run.outcome.moved_share,
         migrations=run.outcome.migrations,
+        bytes=run.outcome.bytes,
     )
 
 

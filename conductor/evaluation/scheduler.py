@@ -75,11 +75,13 @@ class Outcome:
         makespan_ms: shape (draws,).
         moved_share: share of the work that moved, mean over draws.
         migrations: in a step, mean over draws.
+        bytes: sent for them a step; None where the model of moving counts time alone.
     """
 
     makespan_ms: FloatArray
     moved_share: float = 0.0
     migrations: float = 0.0
+    bytes: float | None = 0.0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -109,7 +111,7 @@ class Planner:
         """
         if name not in self._made:
             if name == "best":
-                made = min(map(self.schedule, self.fitting()), key=self._planned_mean)
+                made = min(map(self.schedule, self.fitting()), key=self.planned_mean)
             elif name == "searched":
                 made = self._searched()
             else:
@@ -128,7 +130,8 @@ class Planner:
         rng = np.random.default_rng((self.seed, 1))
         return self.scenario.variation.sample(program, PLANNING_DRAWS, rng)
 
-    def _planned_mean(self, schedule: Schedule) -> float:
+    def planned_mean(self, schedule: Schedule) -> float:
+        """Mean makespan on the planning draws, in static execution."""
         spec = self.scenario.spec
         durations = self._planning_draws(encode(spec, schedule))
         return float(simulate(spec, schedule, durations).makespan_ms.mean())
@@ -173,4 +176,5 @@ def execute(
         makespan_ms=draws.makespan_ms,
         moved_share=float(draws.moved_share.mean()),
         migrations=float(draws.helps.mean()),
+        bytes=None,
     )

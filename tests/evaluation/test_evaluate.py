@@ -1,0 +1,117 @@
+"""Schedulers on scenarios: paired draws, baselines, bounds."""
+
+import numpy as np
+import pytest
+
+from conductor.errors import InvalidSpecError
+from conductor.evaluation.evaluate import default_schedulers, evaluate, fresh_draws
+from conductor.evaluation.scenario import Scenario, load_scenario, scenario_names
+from conductor.evaluation.scheduler import Planner, SchedulerName
+from conductor.problem.presets import load_preset
+from conductor.schedules.registry import build
+from conductor.simulator.program import encode
+from conductor.simulator.simulate import simulate
+from conductor.variation import UniformNoise
+
+NOISY = Scenario(name="noisy", spec=load_preset("gpt-like"), variation=UniformNoise(level=0.2))
+
+
+def rows(scenario, *schedulers, draws=50, **options):
+    (result,) = evaluate([scenario], schedulers, draws=draws, **options)
+    return {row.name: row for row in result.schedulers}, result
+
+
+def test_a_static_row_is_the_simulation_of_its_schedule_on_the_fresh_draws():
+    by_name, _ = rows(NOISY, "zb-1p")
+    schedule = build("zb-1p", NOISY.spec)
+    durations = fresh_draws(NOISY, encode(NOISY.spec, schedule), 50, 0)
+    expected = simulate(NOISY.spec, schedule, durations).makespan_ms
+    assert by_name["zb-1p"].mean_ms == expected.mean()
+    assert by_name["zb-1p"].p95_ms == np.quantile(expected, 0.95)
+
+
+def test_two_schedules_meet_the_same_factors():
+    ample = Scenario(
+        name="ample", spec=NOISY.spec.with_(memory_limit=8.0), variation=NOISY.variation
+    )
+
+    def factors(name):
+        program = encode(ample.spec, schedule := build(name, ample.spec))
+        drawn = fresh_draws(ample, program, 3, 0) / program.duration_ms
+        return {
+            str(action): drawn[:, i].tolist() for i, action in enumerate(sum(schedule.rows, ()))
+        }
+
+    assert build("zb-1p", ample.spec) != build("zb-2p", ample.spec)
+    assert factors("zb-1p") == factors("zb-2p")
+
+
+def test_rows_are_best_first_and_compared_with_the_best_static_row():
+    _, result = rows(NOISY, "1f1b", "zb-1p", "1f1b+ready-first")
+    means = [row.mean_ms for row in result.schedulers]
+    assert means == sorted(means)
+    by_name = {row.name: row for row in result.schedulers}
+    assert by_name["zb-1p"].vs_best_static == 0.0
+    assert by_name["zb-1p"].vs_best_static_ci95 == (0.0, 0.0)
+    low, high = by_name["1f1b"].vs_best_static_ci95
+    assert 0.0 < low < by_name["1f1b"].vs_best_static < high
+
+
+def test_the_best_static_schedule_is_in_every_table():
+    by_name, _ = rows(NOISY, "1f1b+ready-first")
+    assert set(by_name) == {"1f1b+ready-first", "best"}
+
+
+def test_no_order_is_below_the_bounds_and_migration_is_below_its_schedule():
+    by_name, result = rows(NOISY, "1f1b", "zb-1p", "zb-v", "zb-1p+migration")
+    assert all(row.over_bound >= 0.0 for row in by_name.values())
+    assert by_name["zb-1p+migration"].mean_ms < by_name["zb-1p"].mean_ms
+    assert by_name["zb-1p+migration"].moved_share > 0.0
+    assert result.bounds_ms["balanced_work"] <= result.bounds_ms["per_rank"]
+
+
+def test_the_searched_order_is_no_worse_than_the_best_on_the_planning_draws():
+    planner = Planner(scenario=NOISY, seed=0, search_ms=200.0)
+    searched, best = planner.schedule("searched"), planner.schedule("best")
+    assert planner.planned_mean(searched) <= planner.planned_mean(best)
+
+
+def test_what_does_not_fit_is_left_out_with_the_reason():
+    _, result = rows(NOISY, "gpipe", "zb-1p")
+    assert list(result.left_out) == ["gpipe"]
+    assert "missing" in result.left_out["gpipe"]
+
+
+def test_links_as_they_are_count_when_running_but_not_when_planning():
+    late = Scenario(name="late", spec=NOISY.spec, actual_transfer_ms=30.0)
+    by_name, _ = rows(late, "zb-1p")
+    schedule = build("zb-1p", late.spec)
+    assert by_name["zb-1p"].mean_ms == simulate(late.actual_spec, schedule).makespan_ms[0]
+    assert by_name["zb-1p"].mean_ms > simulate(late.spec, schedule).makespan_ms[0]
+
+
+def test_equal_seeds_give_equal_rows():
+    def figures(seed):
+        by_name, _ = rows(NOISY, "zb-1p", "best+ready-first", seed=seed)
+        return [(row.name, row.mean_ms, row.ci95_ms) for row in by_name.values()]
+
+    assert figures(3) == figures(3)
+    assert figures(3) != figures(4)
+
+
+@pytest.mark.parametrize(
+    ("text", "word"), [("zb-9p", "zb-9p"), ("zb-1p+fast", "fast"), ("best+", "''")]
+)
+def test_an_unknown_scheduler_is_named(text, word):
+    with pytest.raises(InvalidSpecError, match=word):
+        SchedulerName.parse(text)
+
+
+def test_every_default_scheduler_and_named_scenario_is_valid():
+    assert all(SchedulerName.parse(name) for name in default_schedulers())
+    for name in scenario_names():
+        scenario = load_scenario(name)
+        assert scenario.name == name
+        assert scenario.actual_spec.num_ranks == scenario.spec.num_ranks
+    with pytest.raises(InvalidSpecError, match="paper-10"):
+        load_scenario("paper-11")

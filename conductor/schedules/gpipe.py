@@ -13,6 +13,12 @@ from conductor.schedules.info import ScheduleInfo
 def gpipe(num_ranks: int, num_microbatches: int) -> Schedule:
     """Every rank does all its forwards, then all its backwards, in micro-batch order.
 
+    >>> from conductor.ir.draw import draw
+    >>> print(draw(gpipe(3, 4)))
+    rank 0 | F0 F1 F2 F3                   B0--- B1--- B2--- B3---
+    rank 1 |    F0 F1 F2 F3          B0--- B1--- B2--- B3---
+    rank 2 |       F0 F1 F2 F3 B0--- B1--- B2--- B3---
+
     Source: Huang et al., "GPipe: Efficient Training of Giant Neural Networks using Pipeline
     Parallelism", NeurIPS 2019.
     """

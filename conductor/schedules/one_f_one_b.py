@@ -14,6 +14,12 @@ from conductor.schedules.info import ScheduleInfo
 def one_f_one_b(num_ranks: int, num_microbatches: int) -> Schedule:
     """Rank r does `p - 1 - r` forwards, then one forward and one backward in turn, then backwards.
 
+    >>> from conductor.ir.draw import draw
+    >>> print(draw(one_f_one_b(3, 4)))
+    rank 0 | F0 F1 F2             B0--- F3 B1---    B2---    B3---
+    rank 1 |    F0 F1       B0--- F2 B1--- F3 B2---    B3---
+    rank 2 |       F0 B0--- F1 B1--- F2 B2--- F3 B3---
+
     Source: Narayanan et al., "Memory-Efficient Pipeline-Parallel DNN Training", ICML 2021
     (PipeDream-Flush).
     """

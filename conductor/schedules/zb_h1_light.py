@@ -18,6 +18,12 @@ def zb_h1_light(num_ranks: int, num_microbatches: int) -> Schedule:
     So every rank holds as much as the first. The other W stay with their I; split off only in the
     cool-down, where the rank before waits for the I.
 
+    >>> from conductor.ir.draw import draw
+    >>> print(draw(zb_h1_light(3, 4)))
+    rank 0 | F0 F1 F2       B0--- F3 B1--- B2--- B3---
+    rank 1 |    F0 F1    I0 F2 B1--- F3 I2 W0 I3 W2 W3
+    rank 2 |       F0 I0 F1 I1 F2 B2--- F3 I3 W0 W1 W3
+
     Source: Qi et al., "Zero Bubble Pipeline Parallelism", ICLR 2024, ZB-H1; the small form of its
     quick start.
     """

@@ -19,6 +19,12 @@ def zb_v_handmade(num_ranks: int, num_microbatches: int) -> Schedule:
 
     It is made for `2 * num_ranks - 1` micro-batches or more; with fewer, the others are left out.
 
+    >>> from conductor.ir.draw import draw
+    >>> print(draw(zb_v_handmade(3, 3)))
+    rank 0 | 0F0 0F1 0F2         5F0 5I0 5W0 5F1 5I1 5W1 5F2 5I2 5W2 0I0 0W0     0I1 0W1     0I2 0W2
+    rank 1 |     1F0 1F1 1F2 4F0     4F1 4I0 4W0 4F2 4I1 4W1 1I0 1W0 4I2 4W2 1I1 1W1     1I2 1W2
+    rank 2 |         2F0 3F0 2F1 3F1 2F2 3F2 3I0 3W0 2I0 2W0 3I1 3W1 2I1 2W1 3I2 3W2 2I2 2W2
+
     Source: Qi et al., "Pipeline Parallelism with Controllable Memory", NeurIPS 2024, ZB-V.
     """
     rows = [_row(num_ranks, num_microbatches, rank) for rank in range(num_ranks)]

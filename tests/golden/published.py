@@ -105,7 +105,7 @@ def order_hash(schedule: Schedule, *, last_in_first_out: bool = False) -> str:
             if kind == Kind.I:
                 pending.append(microbatch)
             elif kind == Kind.W and last_in_first_out:
-                microbatch = pending.pop()  # noqa: PLW2901 - another name for the same work
+                microbatch = pending.pop()
             texts.append(f"{letters[kind]}{stage}.{microbatch}.{split}")
         rows.append(",".join(texts))
     return hashlib.sha256("|".join(rows).encode()).hexdigest()[:16]

@@ -8,10 +8,9 @@ from itertools import product
 import numpy as np
 
 from conductor.ir.schedule import FloatArray, Int32Array, Schedule
-from conductor.problem.placement import stage_ranks
 from conductor.problem.spec import PipelineSpec
+from conductor.schedules.choice import beats, best_plan
 from conductor.schedules.info import Objective, ScheduleInfo
-from conductor.schedules.kernels import times_of_plan
 from conductor.schedules.memory import planning_limits, too_little
 from conductor.schedules.ticks import in_ticks
 from conductor.schedules.zb_v.kernels import plan
@@ -24,56 +23,49 @@ def zb_v(
     held_microbatches: int | None = None,
     objective: Objective = "makespan",
 ) -> Schedule:
-    """Stages go up the ranks and come back down, so a rank's two stages meet both ends of the pipeline.
+    """The zero-bubble idea on stages that go up the ranks and come back down.
 
-    Two knobs are tried, and each plan again with the idle time that the ranks of the last one had. By
-    stage span and on even stages the order is that of the published program. By makespan, uneven
-    stages are planned a second time as if each had the median times.
+    Two knobs are tried, and each plan again with the idle time that the ranks had in the last one.
+    By stage span and on even stages the order is that of the published program.
+
+    >>> from conductor.ir.draw import draw
+    >>> spec = PipelineSpec(
+    ...     num_ranks=3, stages_per_rank=2, placement="v", num_microbatches=3,
+    ...     forward_ms=1, backward_input_ms=1, backward_weight_ms=1,
+    ... )
+    >>> print(draw(zb_v(spec, held_microbatches=3)))
+    rank 0 | 0F0 0F1 0F2         5F0 5I0 5F1 5I1 5F2 5I2 0I0 5W0 0I1 5W1 0I2 5W2 0W0 0W1 0W2
+    rank 1 |     1F0 1F1 1F2 4F0     4F1 4I0 4F2 4I1 1I0 4I2 1I1 4W0 1I2 4W1 1W0 4W2 1W1 1W2
+    rank 2 |         2F0 3F0 2F1 3F1 2F2 3F2 3I0 2I0 3I1 2I1 3I2 2I2 3W0 2W0 3W1 2W1 3W2 2W2
 
     Args:
         spec: on the V placement, two stages a rank.
         name: of the schedule.
-        held_microbatches: most micro-batches (of both its stages) that a rank holds; the spec's limits
-            count too. None: only those.
+        held_microbatches: most micro-batches (of both its stages) that a rank holds; the spec's
+            limits count too. None: only those.
         objective: what the plans are compared by.
 
     Raises:
         DoesNotFitError: a rank cannot hold one micro-batch.
 
-    Source: Qi et al., "Pipeline Parallelism with Controllable Memory", NeurIPS 2024; the heuristic of
-    its program. Limits that leave that stuck: ours.
+    Source: Qi et al., "Pipeline Parallelism with Controllable Memory", NeurIPS 2024; the heuristic
+    of its program. Uneven stages, and limits at which that gets stuck: ours.
     """
-    m, num_ranks = spec.num_microbatches, spec.num_ranks
-    ranks = np.array(stage_ranks("v", num_ranks, 2))
+    p = spec.num_ranks
     memory, limits = spec.per_stage("activation_memory"), planning_limits(spec, held_microbatches)
-    both = memory[:num_ranks] + memory[:num_ranks - 1:-1]
+    both = memory[:p] + memory[: p - 1 : -1]
     if np.any(both > limits):
         rank = int(np.argmax(both - limits))
         raise too_little(name, rank, float(both[rank]), float(spec.memory_limits[rank]))
     busy, lag = in_ticks(spec)
     freed = memory * spec.freed_at_backward_input
-    room = np.stack([memory, freed, limits[ranks], np.append(lag, 0.0)])
-    beats = [busy]
-    if objective == "makespan" and np.any(busy != busy[:, :1]):
-        beats.append(np.repeat(np.median(busy, axis=1, keepdims=True), 2 * num_ranks, axis=1))
-    best = None
-    for beat in beats:
-        for actions in _plans(np.concatenate([beat, room]), m):
-            makespan, span = times_of_plan(actions, ranks, busy, lag)
-            score = (makespan, span) if objective == "makespan" else (span,)
-            if best is None or score < best[0]:
-                best = score, actions
-    assert best is not None
-    kinds, microbatches, stages, _ = best[1]
-    return Schedule.from_arrays(
-        name=name,
-        stage_ranks=ranks,
-        num_microbatches=m,
-        kinds=kinds,
-        stages=stages,
-        microbatches=microbatches,
-        rank_offsets=np.arange(num_ranks + 1) * 6 * m,
+    room = np.stack([memory, freed, limits[list(spec.stage_ranks)], np.append(lag, 0.0)])
+    plans = (
+        actions
+        for beat in beats(busy, objective)
+        for actions in _plans(np.concatenate([beat, room]), spec.num_microbatches)
     )
+    return best_plan(plans, name=name, spec=spec, busy=busy, lag=lag, objective=objective)
 
 
 def _plans(given: FloatArray, num_microbatches: int) -> Iterator[Int32Array]:

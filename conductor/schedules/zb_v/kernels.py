@@ -149,9 +149,7 @@ def _ready(count, kind, stage):
     index = count[kind, stage]
     if kind == F:
         return stage == 0 or count[F, stage - 1] > index
-    return count[F, stage] > index and (
-        stage + 1 == count.shape[1] or count[I, stage + 1] > index
-    )
+    return count[F, stage] > index and (stage + 1 == count.shape[1] or count[I, stage + 1] > index)
 
 
 @numba.njit(cache=True)

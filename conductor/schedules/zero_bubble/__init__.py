@@ -8,8 +8,8 @@ import numpy as np
 
 from conductor.ir.schedule import Schedule
 from conductor.problem.spec import PipelineSpec
+from conductor.schedules.choice import beats, best_plan
 from conductor.schedules.info import Objective, ScheduleInfo
-from conductor.schedules.kernels import times_of_plan
 from conductor.schedules.memory import planning_limits, too_little
 from conductor.schedules.ticks import in_ticks
 from conductor.schedules.zero_bubble.kernels import plan
@@ -24,49 +24,46 @@ def zero_bubble(
 ) -> Schedule:
     """Fills the wait for gradients with backwards for the weights, as memory allows.
 
-    All settings of the heuristic's three knobs are tried. By stage span and on even stages the order is
-    that of the published program. By makespan, uneven stages are planned a second time as if each had
-    the median times: the rules then keep a steadier beat, which is often the better plan.
+    All settings of the heuristic's three knobs are tried. By stage span the order is that of the
+    published program (with the true costs of each stage).
+
+    >>> from conductor.ir.draw import draw
+    >>> spec = PipelineSpec(
+    ...     num_ranks=3, num_microbatches=5, forward_ms=1, backward_input_ms=1, backward_weight_ms=1
+    ... )
+    >>> print(draw(zero_bubble(spec, held_microbatches=3)))
+    rank 0 | F0 F1 F2       I0 W0 F3 I1 W1 F4 I2 W2 I3 W3 I4 W4
+    rank 1 |    F0 F1    I0 F2 I1 W0 F3 I2 W1 F4 I3 W2 I4 W3 W4
+    rank 2 |       F0 I0 F1 I1 F2 I2 W0 F3 I3 W1 F4 I4 W2 W3 W4
+    >>> print(draw(zero_bubble(spec, held_microbatches=6)))
+    rank 0 | F0 F1 F2 F3 F4 I0 W0 I1 W1 I2 W2 I3 W3 I4 W4
+    rank 1 |    F0 F1 F2 I0 F3 I1 F4 I2 W0 I3 W1 I4 W2 W3 W4
+    rank 2 |       F0 I0 F1 I1 F2 I2 F3 I3 F4 I4 W0 W1 W2 W3 W4
 
     Args:
         spec: with one stage a rank, in order.
         name: of the schedule.
-        held_microbatches: most micro-batches of the largest stage that a rank holds; the spec's limits
-            count too. None: only those.
-        objective: what the settings are compared by.
+        held_microbatches: most micro-batches of the largest stage that a rank holds; the spec's
+            limits count too. None: only those.
+        objective: what the plans are compared by.
 
     Raises:
         DoesNotFitError: a rank cannot hold one micro-batch.
 
     Source: Qi et al., "Zero Bubble Pipeline Parallelism", ICLR 2024; the heuristic of its program.
     """
-    m, num_ranks = spec.num_microbatches, spec.num_ranks
     memory, limits = spec.per_stage("activation_memory"), planning_limits(spec, held_microbatches)
     if np.any(memory > limits):
         rank = int(np.argmax(memory - limits))
         raise too_little(name, rank, float(memory[rank]), float(spec.memory_limits[rank]))
     busy, lag = in_ticks(spec)
-    room = np.stack([memory, memory * spec.freed_at_backward_input, limits, np.append(lag, 0.0)])
-    beats = [busy]
-    if objective == "makespan" and np.any(busy != busy[:, :1]):
-        beats.append(np.repeat(np.median(busy, axis=1, keepdims=True), num_ranks, axis=1))
-    best = None
-    for beat, *knobs in product(beats, *3 * [(True, False)]):
-        actions = plan(np.concatenate([beat, room]), m, *knobs)
-        makespan, span = times_of_plan(actions, np.arange(num_ranks), busy, lag)
-        score = (makespan, span) if objective == "makespan" else (span,)
-        if best is None or score < best[0]:
-            best = score, actions
-    assert best is not None
-    return Schedule.from_arrays(
-        name=name,
-        stage_ranks=range(num_ranks),
-        num_microbatches=m,
-        kinds=best[1][0],
-        stages=best[1][2],
-        microbatches=best[1][1],
-        rank_offsets=np.arange(num_ranks + 1) * 3 * m,
+    freed = memory * spec.freed_at_backward_input
+    room = np.stack([memory, freed, limits, np.append(lag, 0.0)])
+    plans = (
+        plan(np.concatenate([beat, room]), spec.num_microbatches, *knobs)
+        for beat, *knobs in product(beats(busy, objective), *3 * [(True, False)])
     )
+    return best_plan(plans, name=name, spec=spec, busy=busy, lag=lag, objective=objective)
 
 
 def _info(name: str, memory: str, ranks_held: int | None, formula: str) -> ScheduleInfo:

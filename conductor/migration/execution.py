@@ -9,12 +9,13 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from conductor.errors import DeadlockError
-from conductor.ir.schedule import FloatArray, Int32Array, Int64Array, Schedule
+from conductor.errors import DeadlockError, InvalidScheduleError
+from conductor.ir.schedule import BoolArray, FloatArray, Int32Array, Int64Array, Schedule
 from conductor.migration import kernels
 from conductor.migration.model import SimpleModel
 from conductor.problem.kind import Kind
 from conductor.problem.spec import PipelineSpec
+from conductor.simulator.kernels import TOLERANCE
 from conductor.simulator.program import Program, encode
 
 Execution = Literal["static", "ready-first"]
@@ -75,11 +76,17 @@ class Prepared:
         """The same under other rules."""
         return replace(self, rules=_rules(rules, self.program.num_actions, self.costs.parts))
 
-    def factors(self, durations_ms: npt.ArrayLike) -> FloatArray:
-        """Realised over expected durations, shape (draws, n); 1 where nothing is expected."""
+    def realise(self, durations_ms: npt.ArrayLike | None) -> tuple[FloatArray, FloatArray]:
+        """What the event loop takes of realised durations, shape (draws, n) or (n,).
+
+        Returns:
+            The time of each action without its blocking send, and realised over expected time (1 where
+            nothing is expected), both of shape (draws, n).
+        """
         expected = self.program.duration_ms
-        durations = np.atleast_2d(np.asarray(durations_ms, np.float64))
-        return np.divide(durations, expected, out=np.ones_like(durations), where=expected > 0.0)
+        durations = np.asarray(expected if durations_ms is None else durations_ms, np.float64)
+        own, expected = _own_ms(self.program, durations), self.layout.duration_ms
+        return own, np.divide(own, expected, out=np.ones_like(own), where=expected > 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -144,9 +151,13 @@ def prepare(
         execution: as in `conductor.simulator.simulate`.
 
     Raises:
-        InvalidScheduleError: as `encode`.
+        InvalidScheduleError: as `encode`, or overlapping pairs are to leave the plan.
     """
     model = model or SimpleModel()
+    if execution == "ready-first" and schedule.overlaps.any():
+        raise InvalidScheduleError(
+            f"{schedule.name!r} runs pairs of actions together: with migration it runs static only"
+        )
     spec = spec.on_stages(schedule.stage_ranks)
     program = encode(spec, schedule)
     return Prepared(
@@ -154,7 +165,7 @@ def prepare(
         schedule=schedule,
         program=program,
         layout=_layout(program, schedule, static=execution == "static"),
-        costs=_costs(spec, schedule, model),
+        costs=_costs(spec, schedule, program, model),
         rules=_rules(rules or MigrationRules(), program.num_actions, model.parts),
     )
 
@@ -170,16 +181,11 @@ def run(prepared: Prepared, durations_ms: npt.ArrayLike | None = None) -> Migrat
     Raises:
         DeadlockError: ranks wait for each other for ever.
     """
-    durations = np.asarray(
-        prepared.program.duration_ms if durations_ms is None else durations_ms, np.float64
-    )
-    n, layout = len(durations), prepared.layout
-    state = kernels.make_state(n, len(layout.rank_streams) - 1, len(layout.stream_offsets) - 1)
-    log = kernels.make_log(n)
+    durations, factors = prepared.realise(durations_ms)
+    state, log = _buffers(prepared)
     makespan = kernels.run(
-        layout, prepared.costs, prepared.rules, state, log, durations,
-        prepared.factors(durations)[0],
-    )  # fmt: skip
+        prepared.layout, prepared.costs, prepared.rules, state, log, durations[0], factors[0]
+    )
     _check(prepared, np.array([makespan]))
     count = int(log.num_helps[0])
     return MigrationRun(
@@ -202,13 +208,12 @@ def run_draws(prepared: Prepared, durations_ms: npt.ArrayLike) -> MigrationDraws
     Raises:
         DeadlockError: ranks wait for each other for ever.
     """
-    durations = np.atleast_2d(np.asarray(durations_ms, np.float64))
+    durations, factors = prepared.realise(durations_ms)
     moved = np.zeros((len(durations), 2), np.int64)
     work = np.zeros(len(durations))
     makespans = kernels.run_draws(
-        prepared.layout, prepared.costs, prepared.rules, durations, prepared.factors(durations),
-        moved, work,
-    )  # fmt: skip
+        prepared.layout, prepared.costs, prepared.rules, durations, factors, moved, work
+    )
     _check(prepared, makespans)
     total = prepared.program.duration_ms.sum()
     return MigrationDraws(makespan_ms=makespans, helps=moved[:, 1], moved_share=work / total)
@@ -219,18 +224,23 @@ def latest_starts(prepared: Prepared) -> FloatArray:
 
     Orders and helps are those of the step with expected durations.
     """
-    n, layout = prepared.program.num_actions, prepared.layout
-    state = kernels.make_state(n, len(layout.rank_streams) - 1, len(layout.stream_offsets) - 1)
-    log = kernels.make_log(n)
-    durations = prepared.program.duration_ms
+    layout = prepared.layout
+    state, log = _buffers(prepared)
+    durations, factors = prepared.realise(None)
     makespan = kernels.run(
-        layout, prepared.costs, prepared.rules, state, log, durations, np.ones(n)
+        layout, prepared.costs, prepared.rules, state, log, durations[0], factors[0]
     )
     _check(prepared, np.array([makespan]))
     starts = np.concatenate([log.start_ms, log.help_start_ms[: log.num_helps[0]]])
     by_start = np.argsort(-starts, kind="stable")
     latest: FloatArray = kernels.latest_starts(layout, prepared.costs, log, makespan, by_start)
     return latest
+
+
+def _buffers(prepared: Prepared) -> tuple[kernels.State, kernels.Log]:
+    layout, n = prepared.layout, prepared.program.num_actions
+    streams = len(layout.stream_offsets) - 1
+    return kernels.make_state(n, len(layout.rank_streams) - 1, streams), kernels.make_log(n)
 
 
 def _check(prepared: Prepared, makespans: FloatArray) -> None:
@@ -251,6 +261,10 @@ def _layout(program: Program, schedule: Schedule, *, static: bool) -> kernels.La
         unique, streams = np.unique(keys, return_inverse=True)
         owners = unique // (int(program.streams.max()) + 1)
         rank_streams = np.searchsorted(owners, np.arange(num_ranks + 1))
+    allocating = np.zeros(num_ranks, np.int64)
+    for rank in range(num_ranks):
+        own = slice(*program.rank_offsets[rank : rank + 2])
+        allocating[rank] = len(np.unique(program.streams[own][program.allocated[own] > 0.0]))
     counts = np.bincount(streams, minlength=int(rank_streams[-1]))
     place = np.arange(n) - program.rank_offsets[program.ranks]
     expected = program.busy_ms(program.duration_ms)[0]
@@ -261,11 +275,13 @@ def _layout(program: Program, schedule: Schedule, *, static: bool) -> kernels.La
         input_lag_ms=program.input_lag_ms,
         outputs=program.outputs,
         output_lag_ms=program.output_lag_ms,
-        duration_ms=program.duration_ms,
-        send_ms=program.send_ms,
-        allocated=program.allocated if static else _promised(schedule, program),
+        duration_ms=_own_ms(program, program.duration_ms)[0],
+        send_ms=np.where(_paired(program), 0.0, program.send_ms),
+        allocated=program.allocated,
         freed=program.freed,
-        memory_limits=program.memory_limits,
+        limits=np.maximum(program.memory_limits, _planned_peaks(program)) * (1.0 + TOLERANCE),
+        looks_ahead=(allocating > 1) & np.isfinite(program.memory_limits),
+        rank_offsets=program.rank_offsets,
         priority=place.astype(np.int32),
         rank_streams=rank_streams.astype(np.int32),
         stream_offsets=np.concatenate([[0], np.cumsum(counts)]).astype(np.int32),
@@ -276,19 +292,39 @@ def _layout(program: Program, schedule: Schedule, *, static: bool) -> kernels.La
     )
 
 
-def _promised(schedule: Schedule, program: Program) -> FloatArray:
-    """Memory that a forward takes when ranks leave the plan: the rank's first stage takes the share of
-    its later ones too, so that a started micro-batch can always go on."""
-    ranks = np.asarray(schedule.stage_ranks)
-    first = np.array([int(np.flatnonzero(ranks == rank)[0]) for rank in ranks])
-    forward = schedule.kinds == Kind.F
-    key = (schedule.microbatches * schedule.num_splits + schedule.splits).astype(np.int64)
-    owner = first[schedule.stages] * (int(key.max()) + 1) + key
-    total = np.bincount(owner, weights=program.allocated)
-    return np.where(forward & (first[schedule.stages] == schedule.stages), total[owner], 0.0)
+def _planned_peaks(program: Program) -> FloatArray:
+    """The highest memory of each rank when it does its actions in order, shape (num_ranks,)."""
+    peaks = np.zeros(program.num_ranks)
+    for rank, (start, end) in enumerate(
+        zip(program.rank_offsets[:-1], program.rank_offsets[1:], strict=True)
+    ):
+        allocated, freed = program.allocated[start:end], program.freed[start:end]
+        held = np.cumsum(allocated) - np.cumsum(freed) + freed
+        peaks[rank] = held.max(initial=0.0)
+    return peaks
 
 
-def _costs(spec: PipelineSpec, schedule: Schedule, model: SimpleModel) -> kernels.Costs:
+def _paired(program: Program) -> BoolArray:
+    """Whether an action is one of an overlapping pair, shape (n,)."""
+    paired = program.overlaps.copy()
+    paired[1:] |= program.overlaps[:-1]
+    return paired
+
+
+def _own_ms(program: Program, durations_ms: FloatArray) -> FloatArray:
+    """What actions take without a blocking send, shape (draws, n); the first of an overlapping pair
+    takes the pair's whole time."""
+    own = np.atleast_2d(durations_ms)
+    first = np.flatnonzero(program.overlaps)
+    if len(first):
+        own, busy = own.copy(), program.busy_ms(durations_ms)
+        own[:, first], own[:, first + 1] = busy[:, first], busy[:, first + 1]
+    return np.ascontiguousarray(own)
+
+
+def _costs(
+    spec: PipelineSpec, schedule: Schedule, program: Program, model: SimpleModel
+) -> kernels.Costs:
     """The model on a schedule. A lender runs a borrower's stage as its own of the same turn."""
     ranks = np.asarray(schedule.stage_ranks)
     own = [np.flatnonzero(ranks == rank) for rank in range(spec.num_ranks)]
@@ -308,8 +344,7 @@ def _costs(spec: PipelineSpec, schedule: Schedule, model: SimpleModel) -> kernel
     )
     where[schedule.kinds, schedule.stages, units] = np.arange(schedule.num_actions)
     movable = np.array([model.share(kind) for kind in Kind])[schedule.kinds]
-    first = np.flatnonzero(schedule.overlaps)
-    movable[first], movable[first + 1] = 0.0, 0.0
+    movable[_paired(program)] = 0.0
     return kernels.Costs(
         movable=movable,
         stand_in=stand_in,

@@ -42,7 +42,11 @@ class Layout(NamedTuple):
     send_ms: np.ndarray
     allocated: np.ndarray
     freed: np.ndarray
-    memory_limits: np.ndarray
+    limits: np.ndarray
+    """float64 (ranks,): the memory limit, or the plan's own peak where that is higher."""
+    looks_ahead: np.ndarray
+    """bool (ranks,): a forward that leaves the plan must leave room for all it overtakes."""
+    rank_offsets: np.ndarray
     priority: np.ndarray
     """int32 (n,): of the ready heads of a rank's streams the smallest goes first."""
     rank_streams: np.ndarray
@@ -112,6 +116,8 @@ class State(NamedTuple):
     """Index of the help a rank has promised and not begun, or -1."""
     helping: np.ndarray
     memory: np.ndarray
+    cursor: np.ndarray
+    """The first action of each rank, in program order, that has not begun."""
     heads: np.ndarray
     missing: np.ndarray
     arrival_ms: np.ndarray
@@ -166,6 +172,7 @@ def make_state(n, num_ranks, num_streams):
         free_ms=np.zeros(num_ranks), by_free=np.zeros(num_ranks, np.int32),
         place=np.zeros(num_ranks, np.int32), pending=np.zeros(num_ranks, np.int32),
         helping=np.zeros(num_ranks, np.int32), memory=np.zeros(num_ranks),
+        cursor=np.zeros(num_ranks, np.int64),
         heads=np.zeros(num_streams, np.int32), missing=np.zeros(n, np.int8),
         arrival_ms=np.zeros(n), status=np.zeros(n, np.int8), expected_end_ms=np.zeros(n),
         local_end_ms=np.zeros(n), back_ms=np.zeros(n), outstanding=np.zeros(n, np.int8),
@@ -206,6 +213,7 @@ def reset(layout, state, log):
         state.place[rank] = rank
         state.pending[rank] = -1
         state.memory[rank] = 0.0
+        state.cursor[rank] = layout.rank_offsets[rank]
     for leaf in range(size):
         state.tree[size + leaf] = leaf
     for node in range(size - 1, 0, -1):
@@ -268,6 +276,25 @@ def set_free(state, rank, time):
 
 
 @_inlined
+def fits(layout, state, rank, i):
+    """Whether an action's memory is there, now and for all that it overtakes."""
+    more = layout.allocated[i]
+    if layout.static or more == 0.0:
+        return True
+    memory = state.memory[rank]
+    if memory + more > layout.limits[rank]:
+        return False
+    if layout.looks_ahead[rank]:
+        for k in range(state.cursor[rank], i):
+            if state.status[k] == 0:
+                memory += layout.allocated[k]
+                if memory + more > layout.limits[rank]:
+                    return False
+                memory -= layout.freed[k]
+    return True
+
+
+@_inlined
 def expected_start(layout, state, i, now):
     """When an action's inputs are expected to be there, as far as the present tells.
 
@@ -307,10 +334,8 @@ def latest_return(layout, rules, state, rank, now, late_ms):
         place = state.heads[stream]
         if place < layout.stream_offsets[stream + 1]:
             head = layout.stream_actions[place]
-            if layout.allocated[head] > 0.0 and not layout.static:
-                room = layout.memory_limits[rank] - state.memory[rank]
-                if layout.allocated[head] > room + 1e-9:
-                    continue
+            if not fits(layout, state, rank, head):
+                continue
             time = expected_start(layout, state, head, now)
             spare = late_ms - (time - rules.latest_start_ms[head])
             if spare > 0.0:
@@ -552,10 +577,8 @@ def next_start(layout, state, rank, now):
             i = layout.stream_actions[place]
             if state.missing[i]:
                 continue
-            if layout.allocated[i] > 0.0 and not layout.static:
-                room = layout.memory_limits[rank] - state.memory[rank]
-                if layout.allocated[i] > room + 1e-9:
-                    continue
+            if not fits(layout, state, rank, i):
+                continue
             time = max(now, state.arrival_ms[i])
             if time < best_ms or (time == best_ms and layout.priority[i] < layout.priority[best]):
                 best_ms, best = time, i
@@ -569,7 +592,13 @@ def begin(layout, costs, rules, state, log, durations, factors, rank, now):
     i = state.action[rank]
     state.heads[layout.stream_of[i]] += 1
     state.status[i] = 1
-    state.memory[rank] += layout.allocated[i]
+    if not layout.static:
+        state.memory[rank] += layout.allocated[i]
+        while (
+            state.cursor[rank] < layout.rank_offsets[rank + 1]
+            and state.status[state.cursor[rank]] != 0
+        ):
+            state.cursor[rank] += 1
     log.start_ms[i] = now
     movable = costs.movable[i]
     expected, real = layout.duration_ms[i], durations[i]

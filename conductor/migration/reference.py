@@ -96,8 +96,9 @@ class Reference:
         self.layout = prepared.layout
         self.costs = prepared.costs
         self.rules = prepared.rules
-        self.durations = [float(value) for value in durations_ms]
-        self.factors = [float(value) for value in prepared.factors(durations_ms)[0]]
+        own, factors = prepared.realise(durations_ms)
+        self.durations: list[float] = own[0].tolist()
+        self.factors: list[float] = factors[0].tolist()
         self.ranks = [_Rank() for _ in range(prepared.program.num_ranks)]
         self.actions = [_Action(missing=int((row >= 0).sum())) for row in self.layout.inputs]
         self.helps: list[Help] = []
@@ -130,9 +131,30 @@ class Reference:
         heads = [stream[0] for stream in self.streams[first:last] if stream]
         if self.layout.static:
             return heads
-        room = self.layout.memory_limits[rank] - self.ranks[rank].memory
-        allocated = self.layout.allocated
-        return [i for i in heads if allocated[i] <= 0.0 or allocated[i] <= room + 1e-9]
+        return [i for i in heads if self._fits(rank, i)]
+
+    def _fits(self, rank: int, i: int) -> bool:
+        allocated, limit = self.layout.allocated, self.layout.limits[rank]
+        held = self.ranks[rank].memory
+        if allocated[i] == 0.0:
+            return True
+        overtaken = (
+            [
+                k
+                for k in range(self.layout.rank_offsets[rank], i)
+                if self.actions[k].status == "waiting"
+            ]
+            if self.layout.looks_ahead[rank]
+            else []
+        )
+        if held + allocated[i] > limit:
+            return False
+        for k in overtaken:
+            held += float(allocated[k])
+            if held + allocated[i] > limit:
+                return False
+            held -= float(self.layout.freed[k])
+        return True
 
     def _next(self, rank: int, now: float) -> None:
         choices = [

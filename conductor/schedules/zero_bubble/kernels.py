@@ -88,7 +88,7 @@ def _warmup(given, now, done, end, actions, m, overfill):
             held += given[MEMORY, s]
         backward_end = max(clock, arrival) + given[I, s]
     for s in range(1, stages):
-        while extra[s] > 0 and extra[s] >= extra[s - 1] and extra[s] + 1 < m:
+        while extra[s] > 0 and extra[s] >= extra[s - 1] and extra[s - 1] + 1 < m:
             extra[s] -= 1
     return extra
 

@@ -1,0 +1,1 @@
+"""Order and migration planned together: annealing over both on the compiled event loop."""

@@ -1,0 +1,210 @@
+"""The planner: who lends to whom, planned over the whole step and together with the order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from conductor.ir.schedule import FloatArray, Int32Array, Schedule
+from conductor.migration.execution import (
+    Execution,
+    MigrationRules,
+    Prepared,
+    latest_starts,
+    prepare,
+    run,
+    run_draws,
+)
+from conductor.migration.joint.kernels import anneal
+from conductor.migration.model import SimpleModel
+from conductor.problem.spec import PipelineSpec
+from conductor.variation import NoVariation, Variation
+
+DELAY_SHARES = (0.0, 0.25, 0.5, 0.75)
+ROUNDS = 5
+REACH = 6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class MigrationPlan:
+    """An order with the knobs of its migration.
+
+    Attributes:
+        prepared: ready to run.
+        rules: the knobs; `prepare(spec, schedule, rules=rules, execution=execution)` makes the same.
+        schedule: the order.
+        execution: static or ready-first.
+        plan_ms: mean makespan over the training draws.
+        without_ms: the same order and execution without migration.
+    """
+
+    prepared: Prepared
+    rules: MigrationRules
+    schedule: Schedule
+    execution: Execution
+    plan_ms: float
+    without_ms: float
+
+
+def plan_migration(
+    spec: PipelineSpec,
+    schedules: Iterable[Schedule],
+    *,
+    model: SimpleModel | None = None,
+    variation: Variation | None = None,
+    executions: tuple[Execution, ...] = ("static", "ready-first"),
+    blocks: int = 8,
+    draws: int = 32,
+    steps: int = 0,
+    seed: int = 0,
+) -> MigrationPlan:
+    """Plans migration on the best of some orders, then improves order and migration together.
+
+    For each order the step is simulated with expected times; what each action's latest start is in that
+    step tells who has slack, and with that knowledge lenders are chosen anew, a few rounds long. The
+    best on average over draws of the variation is kept. With `steps` annealing goes on from there over
+    the order and the knobs of each action at once. Where nothing gains, nothing moves.
+
+    Args:
+        spec: the problem, or its rank-level profile.
+        schedules: orders to start from.
+        model: what moves and what it costs.
+        variation: what realised durations are like; a planner may know that, and never the durations.
+        executions: ways to execute them.
+        blocks: blocks of an action, see `MigrationRules`.
+        draws: training draws of the variation.
+        steps: of annealing; 0 is none.
+        seed: of the training draws and the annealing.
+    """
+    model = model or SimpleModel()
+    variation = variation or NoVariation()
+    best: MigrationPlan | None = None
+    for schedule in schedules:
+        for execution in executions:
+            if execution == "ready-first" and schedule.overlaps.any():
+                continue
+            for candidate in _candidates(
+                spec, schedule, execution, model, variation, blocks, draws, seed
+            ):
+                if best is None or candidate.plan_ms < best.plan_ms:
+                    best = candidate
+    if best is None:
+        raise ValueError("plan_migration needs at least one schedule")
+    if steps:
+        best = improve(spec, best, model, variation, draws=draws, steps=steps, seed=seed)
+    return best
+
+
+def _candidates(
+    spec: PipelineSpec,
+    schedule: Schedule,
+    execution: Execution,
+    model: SimpleModel,
+    variation: Variation,
+    blocks: int,
+    draws: int,
+    seed: int,
+) -> Iterator[MigrationPlan]:
+    """The same order under the rules worth trying, none at all among them."""
+    idle = MigrationRules(most_parts=0)
+    prepared = prepare(spec, schedule, model=model, rules=idle, execution=execution)
+    realised = training_draws(prepared, variation, draws, seed)
+    varies = len(realised) > 1
+    without = float(run_draws(prepared, realised).makespan_ms.mean())
+
+    def candidate(rules: MigrationRules) -> MigrationPlan:
+        able = prepared.with_rules(rules)
+        value = float(run_draws(able, realised).makespan_ms.mean())
+        return MigrationPlan(
+            prepared=able, rules=rules, schedule=schedule, execution=execution,
+            plan_ms=value, without_ms=without,
+        )  # fmt: skip
+
+    yield candidate(idle)
+    for share in DELAY_SHARES:
+        latest = latest_starts(prepared)
+        for _ in range(ROUNDS if share else 1):
+            for max_lenders in (2, 3):
+                for postpone in (False, True) if varies else (False,):
+                    rules = MigrationRules(
+                        max_lenders=max_lenders, blocks=blocks if varies else 1, postpone=postpone,
+                        latest_start_ms=latest, delay_share=share,
+                    )  # fmt: skip
+                    yield candidate(rules)
+            latest = 0.5 * (latest + latest_starts(prepared.with_rules(rules.with_(postpone=False))))
+
+
+def training_draws(
+    prepared: Prepared, variation: Variation, draws: int, seed: int
+) -> FloatArray:
+    """Draws to plan on, shape (draws, n); one of the expected durations when nothing varies."""
+    rng = np.random.default_rng(seed)
+    sample = variation.sample(prepared.program, draws, rng)
+    return sample[:1] if (sample == sample[0]).all() else sample
+
+
+def improve(
+    spec: PipelineSpec,
+    plan: MigrationPlan,
+    model: SimpleModel,
+    variation: Variation,
+    *,
+    draws: int,
+    steps: int,
+    seed: int,
+    warmth: float = 0.003,
+) -> MigrationPlan:
+    """Anneals order and knobs together, from a plan; never worse on the training draws."""
+    order = _executed(plan.prepared)
+    rules = _reordered_rules(plan.rules, order)
+    schedule = _reordered(plan.schedule, order)
+    prepared = prepare(spec, schedule, model=model, rules=rules)
+    realised = training_draws(prepared, variation, draws, seed)
+    durations, factors = prepared.realise(realised)
+    start = float(run_draws(prepared, realised).makespan_ms.mean())
+    value = anneal(
+        prepared.layout, prepared.costs, prepared.rules, prepared.program.streams,
+        durations, factors, np.random.default_rng(seed).random((steps, 5)), REACH, warmth, start,
+    )  # fmt: skip
+    if value >= plan.plan_ms:
+        return plan
+    rules = rules.with_(
+        latest_start_ms=prepared.rules.latest_start_ms, most_parts=prepared.rules.most_parts
+    )
+    order = prepared.layout.stream_actions
+    rules, schedule = _reordered_rules(rules, order), _reordered(schedule, order)
+    return MigrationPlan(
+        prepared=prepare(spec, schedule, model=model, rules=rules), rules=rules, schedule=schedule,
+        execution="static", plan_ms=value, without_ms=plan.without_ms,
+    )  # fmt: skip
+
+
+def _executed(prepared: Prepared) -> Int32Array:
+    """Program indices, rank after rank, in the order in which they start in the expected step."""
+    starts = run(prepared).start_ms
+    order = np.lexsort((np.arange(len(starts)), starts, prepared.program.ranks))
+    return order.astype(np.int32)
+
+
+def _reordered(schedule: Schedule, order: Int32Array) -> Schedule:
+    return replace(
+        schedule,
+        **{
+            name: np.ascontiguousarray(getattr(schedule, name)[order])
+            for name in ("kinds", "stages", "microbatches", "splits", "overlaps")
+        },
+    )
+
+
+def _reordered_rules(rules: MigrationRules, order: Int32Array) -> MigrationRules:
+    """Knobs that are given for each action, in another order."""
+    names = ("most_parts", "latest_start_ms", "least_gain")
+    return rules.with_(
+        **{
+            name: np.asarray(getattr(rules, name))[order]
+            for name in names
+            if np.ndim(getattr(rules, name))
+        }
+    )

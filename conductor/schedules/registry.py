@@ -9,12 +9,14 @@ from conductor.problem.spec import PipelineSpec
 from conductor.schedules import (
     dualpipe_v,
     gpipe,
+    greedy,
     grouped_interleaved,
     interleaved_1f1b,
     looped_bfs,
     one_f_one_b,
     seq1f1b,
     v1f1b,
+    v_cost,
     v_half,
     v_min,
     zb_h1_light,
@@ -29,7 +31,7 @@ __all__ = ["POOL", "SCHEDULES", "Objective", "ScheduleInfo", "adapt", "build"]
 
 _FILES = (
     gpipe, one_f_one_b, interleaved_1f1b, looped_bfs, grouped_interleaved, zero_bubble,
-    zb_h1_light, zb_v, zb_v_handmade, v1f1b, v_half, v_min, dualpipe_v, seq1f1b,
+    greedy, zb_h1_light, zb_v, zb_v_handmade, v1f1b, v_half, v_min, v_cost, dualpipe_v, seq1f1b,
 )  # fmt: skip
 
 SCHEDULES: dict[str, ScheduleInfo] = {info.name: info for file in _FILES for info in file.INFOS}

@@ -1,4 +1,4 @@
-"""The zero-bubble heuristics: uneven stages, memory limits, ties, and the plan's own clock."""
+"""The zero-bubble heuristics and greedy: uneven stages, memory limits, ties, and the plan's own clock."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from conductor.errors import DoesNotFitError
 from conductor.ir.validate import validate
 from conductor.problem.kind import Kind
+from conductor.problem.presets import load_preset
 from conductor.problem.spec import PipelineSpec
 from conductor.schedules.kernels import times_of_plan
 from conductor.schedules.registry import build
@@ -58,14 +59,14 @@ def test_uneven_stages_are_planned_with_true_and_median_times(
     assert round(ours.makespan_ms, 1) <= median_times
 
 
-@pytest.mark.parametrize("name", ["zb", "zb-v-any"])
+@pytest.mark.parametrize("name", ["zb", "zb-v-any", "greedy"])
 @given(limit=st.floats(1.0, 10.0))
 def test_any_limit_of_one_micro_batch_or_more_is_kept(name: str, limit: float) -> None:
     spec = EVEN.with_(memory_limit=limit)
     validate(build(name, spec), spec)
 
 
-@pytest.mark.parametrize("name", ["zb-1p", "zb-2p", "zb", "zb-v", "zb-v-2p", "zb-v-any"])
+@pytest.mark.parametrize("name", ["zb-1p", "zb-2p", "zb", "zb-v", "zb-v-2p", "zb-v-any", "greedy"])
 def test_a_rank_without_room_for_one_micro_batch_is_refused(name: str) -> None:
     spec = EVEN.with_(memory_limit=(4.0, 4.0, 0.75, 4.0))
     with pytest.raises(DoesNotFitError, match=r"on rank 2, which has 0\.75: 0\.25 is missing"):
@@ -105,6 +106,17 @@ def test_the_plans_clock_is_the_simulators(name: str) -> None:
     times = timeline(spec, schedule)
     assert makespan == pytest.approx(times.makespan_ms, rel=1e-12)
     assert span == pytest.approx(times.stage_span_ms, rel=1e-12)
+
+
+def test_greedy_is_the_papers_event_driven_zero_bubble() -> None:
+    paper = load_preset("paper")
+    assert timeline(paper, build("greedy", paper)).makespan_ms == pytest.approx(321.40)
+
+
+def test_greedy_halves_the_step_where_memory_holds_half_as_many_as_there_are_ranks() -> None:
+    spec = EVEN.with_(num_ranks=8, num_microbatches=16, memory_limit=4.0)
+    greedy, zero_bubble = (timeline(spec, build(name, spec)) for name in ("greedy", "zb"))
+    assert greedy.makespan_ms < zero_bubble.makespan_ms / 2
 
 
 def test_ticks_are_whole_and_exact() -> None:

@@ -67,7 +67,7 @@ def clone(
             loss = _cross_entropy(logs, slots[batch], config.label_smoothing)
             loss = loss + config.value_coefficient * (values - returns[batch]).square().mean()
             optimizer.zero_grad(set_to_none=True)
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]  # torch's
             optimizer.step()
             agreed += int((logs.argmax(1) == slots[batch]).sum())
     return agreed / len(slots)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -20,7 +20,8 @@ class Instance:
 
     Attributes:
         spec: at the level of the plan's stages.
-        plan: the given plan with every full backward as I and W, so that a policy may part them.
+        plan: the given plan with every full backward as I and W, so that a policy may part them, and each
+            kind of a stage in micro-batch order.
         program: the plan on the spec; all durations of this instance are in its order.
         arrays: what the kernels read.
     """
@@ -42,7 +43,7 @@ class Instance:
             raise InvalidScheduleError(
                 f"{plan.name} splits sequences or overlaps actions, which the learned scheduler does not"
             )
-        plan = split_backwards(plan)
+        plan = in_microbatch_order(split_backwards(plan))
         spec = spec.on_stages(plan.stage_ranks)
         program = encode(spec, plan)
         arrays = _arrays(spec, plan, program)
@@ -90,6 +91,21 @@ def split_backwards(plan: Schedule) -> Schedule:
         microbatches=np.repeat(plan.microbatches, times),
         rank_offsets=np.concatenate([[0], np.cumsum(times)])[plan.rank_offsets],
     )
+
+
+def in_microbatch_order(plan: Schedule) -> Schedule:
+    """The plan with the actions of each stage and kind in micro-batch order: the n-th is micro-batch n.
+
+    Micro-batches are alike until they run, so every input is still in time. (Orders that mix B with I and W
+    may finish a later micro-batch first.)
+    """
+    streams = plan.stages * np.int64(len(Kind)) + plan.kinds
+    by_stream = np.argsort(streams, kind="stable")
+    microbatches = np.empty_like(plan.microbatches)
+    microbatches[by_stream] = np.tile(
+        np.arange(plan.num_microbatches), plan.num_actions // plan.num_microbatches
+    )
+    return replace(plan, microbatches=microbatches)
 
 
 def _arrays(spec: PipelineSpec, plan: Schedule, program: Program) -> Arrays:

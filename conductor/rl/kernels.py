@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numba
 import numpy as np
 
-F, I, W = 0, 1, 2  # noqa: E741 - the field's letters
+F, I, W = 0, 1, 2
 KIND_FEATURES, STAGE_FEATURES, RANK_FEATURES = 8, 10, 9
 NUM_FEATURES = 3 * KIND_FEATURES + STAGE_FEATURES + RANK_FEATURES
 """Length of one stage's observation (its rank's features are repeated in each)."""
@@ -44,7 +44,7 @@ class Arrays(NamedTuple):
     freed: np.ndarray  # float64 (n,)
     limits: np.ndarray  # float64 (R,)
     local_stages: np.ndarray  # int32 (R, V), ascending, -1 behind the last
-    actions: np.ndarray  # int32 (S * 3, M): the action of a stream (stage * 3 + kind) and micro-batch
+    actions: np.ndarray  # int32 (S * 3, M): by stream (stage * 3 + kind) and micro-batch
     streams: np.ndarray  # int32 (n,)
     slots: np.ndarray  # int32 (n,): index among its rank's choices
     microbatches: np.ndarray  # int32 (n,)
@@ -60,15 +60,14 @@ class State(NamedTuple):
     """An episode under way."""
 
     cursor: np.ndarray  # int32 (S * 3,): next micro-batch of each stream
-    arrived: np.ndarray  # int32 (S * 3,): micro-batches of each stream whose inputs are seen to be there
-    ready: np.ndarray  # float64 (S * 3,): when the stream's next action could start, inf: not known yet
+    arrived: np.ndarray  # int32 (S * 3,): micro-batches whose inputs are seen to be there
+    ready: np.ndarray  # float64 (S * 3,): when the next action could start, inf: unknown
     ends: np.ndarray  # float64 (n,): inf: not started
     plan_cursor: np.ndarray  # int64 (R,): first action of the plan not started
-    declined: np.ndarray  # int64 (R,): bits of the slots that were possible when the rank chose to wait
+    declined: np.ndarray  # int64 (R,): slots (bits) possible when the rank chose to wait
     free_at: np.ndarray  # float64 (R,)
     memory: np.ndarray  # float64 (R,)
     peak: np.ndarray  # float64 (R,)
-    pinned: np.ndarray  # float64 (R,): memory of micro-batches that still need their I here
     ratio: np.ndarray  # float64 (R,): own realised over expected time, smoothed
     spread: np.ndarray  # float64 (R,): mean distance of that from 1, smoothed
     wake: np.ndarray  # float64 (leaves,): when the rank is to be asked next
@@ -77,12 +76,14 @@ class State(NamedTuple):
     rest: np.ndarray  # int32 (R, 2): the same as numbers of actions
     head: np.ndarray  # float64 (R,): earliest start of its first action
     chain: np.ndarray  # float64 (R,): path from its last I to the end of the step
-    number: np.ndarray  # float64 (3,): now, makespan so far, potential
-    count: np.ndarray  # int64 (5,): actions left, rank that decides, its choices (bits), stalled, decisions
+    numbers: np.ndarray  # float64 (3,): indices below
+    counts: np.ndarray  # int64 (5,): indices below
 
 
 NOW, MAKESPAN, POTENTIAL = 0, 1, 2
 LEFT, RANK, CHOICES, STALLED, DECISIONS = 0, 1, 2, 3, 4
+"""Indices of `numbers` (times) and `counts`: actions left, the rank that decides, its slots as bits, whether
+the pipeline stood still, decisions so far."""
 
 
 @numba.njit(cache=True, nogil=True)
@@ -111,7 +112,6 @@ def new_states(p, episodes):
         np.empty((episodes, num_ranks)),
         np.empty((episodes, num_ranks)),
         np.empty((episodes, num_ranks)),
-        np.empty((episodes, num_ranks)),
         np.empty((episodes, leaves)),
         np.empty((episodes, 2 * leaves), np.int32),
         np.empty((episodes, num_ranks, 2)),
@@ -128,8 +128,8 @@ def one_state(s, e):
     """Episode e of a batch, as views."""
     return State(
         s.cursor[e], s.arrived[e], s.ready[e], s.ends[e], s.plan_cursor[e], s.declined[e], s.free_at[e],
-        s.memory[e], s.peak[e], s.pinned[e], s.ratio[e], s.spread[e], s.wake[e], s.tree[e], s.work[e],
-        s.rest[e], s.head[e], s.chain[e], s.number[e], s.count[e],
+        s.memory[e], s.peak[e], s.ratio[e], s.spread[e], s.wake[e], s.tree[e], s.work[e],
+        s.rest[e], s.head[e], s.chain[e], s.numbers[e], s.counts[e],
     )  # fmt: skip
 
 
@@ -181,13 +181,12 @@ def reset(p, s, busy):
     s.free_at[:] = 0.0
     s.memory[:] = 0.0
     s.peak[:] = 0.0
-    s.pinned[:] = 0.0
     s.ratio[:] = 1.0
     s.spread[:] = 0.0
     s.wake[:] = np.inf
-    s.number[:] = 0.0
-    s.count[:] = 0
-    s.count[LEFT] = len(p.ranks)
+    s.numbers[:] = 0.0
+    s.counts[:] = 0
+    s.counts[LEFT] = len(p.ranks)
     s.work[:] = 0.0
     s.rest[:] = 0
     for i in range(len(p.ranks)):
@@ -217,7 +216,7 @@ def reset(p, s, busy):
         s.tree[node] = s.tree[2 * node]
     for rank in range(num_ranks):
         refresh(p, s, rank)
-    s.number[POTENTIAL] = potential(p, s)
+    s.numbers[POTENTIAL] = potential(p, s)
     next_decision(p, s, busy)
 
 
@@ -233,10 +232,10 @@ def lag_between(p, i, j):
 @numba.njit(cache=True, nogil=True)
 def potential(p, s):
     """A lower bound of the episode's makespan from here: the per-rank bound, under realised times."""
-    bound = s.number[MAKESPAN]
+    bound = s.numbers[MAKESPAN]
     for rank in range(len(p.limits)):
         if s.rest[rank, 1] > 0:
-            at = max(s.free_at[rank], s.head[rank], s.number[NOW])
+            at = max(s.free_at[rank], s.head[rank], s.numbers[NOW])
             bound = max(bound, at + s.work[rank, 1])
             if s.rest[rank, 0] > 0:
                 bound = max(bound, at + s.work[rank, 0] + s.chain[rank])
@@ -247,25 +246,39 @@ def potential(p, s):
 def fits(p, s, rank, stage, i):
     """Whether forward i fits into its rank's memory now, and all that is under way can still be finished.
 
-    With several stages a rank it is the banker's rule: what pending W would free counts as free, and the
-    oldest micro-batch that still needs an I here must be able to get through the rank's later stages.
+    With several stages a rank it is the banker's rule: what pending W would free counts as free, and every
+    micro-batch under way, when all older ones are through, must be able to get through the rank's later
+    stages. What they need grows with the micro-batch in steps, one where each stage's next forward is, and
+    what is held falls: it is enough to look at the steps. The rule forbids nothing that can be finished.
     """
     limit = p.limits[rank] + 1e-9 * (1.0 + p.held[rank])
     if s.memory[rank] + p.allocated[i] > limit:
         return False
-    if p.local_stages.shape[1] == 1:
+    stages = p.local_stages[rank]
+    if len(stages) == 1 or limit == np.inf:
         return True
-    oldest = s.cursor[p.local_stages[rank, 0] * 3 + I]
-    need = 0.0
-    for v in range(p.local_stages.shape[1]):
-        other = p.local_stages[rank, v]
-        if other < 0:
+    newest = forwards(p, s, stages[0], stage)
+    for v in range(len(stages)):
+        if stages[v] < 0:
             break
-        if s.cursor[other * 3 + F] <= oldest and not (
-            other == stage and s.cursor[other * 3 + F] == oldest
-        ):
-            need += p.allocated[p.actions[other * 3 + F, 0]]
-    return s.pinned[rank] + p.allocated[i] + need <= limit
+        m = forwards(p, s, stages[v], stage) if v else s.cursor[stages[0] * 3 + I]
+        if m >= newest:
+            continue
+        taken = 0.0
+        for other in stages:
+            if other < 0:
+                break
+            held = max(forwards(p, s, other, stage), m + 1) - max(m, s.cursor[other * 3 + I])
+            taken += held * p.allocated[p.actions[other * 3 + F, 0]]
+        if taken > limit:
+            return False
+    return True
+
+
+@numba.njit(cache=True, nogil=True)
+def forwards(p, s, stage, candidate):
+    """Forwards of a stage that have started, one more if it is the candidate's."""
+    return s.cursor[stage * 3 + F] + (stage == candidate)
 
 
 @numba.njit(cache=True, nogil=True)
@@ -297,18 +310,14 @@ def start(p, s, busy, i):
     """The deciding rank starts action i now."""
     rank, stream = p.ranks[i], p.streams[i]
     kind = stream % 3
-    now = s.number[NOW]
+    now = s.numbers[NOW]
     end = now + busy[i]
     s.ends[i] = end
     s.free_at[rank] = end
-    s.number[MAKESPAN] = max(s.number[MAKESPAN], end)
+    s.numbers[MAKESPAN] = max(s.numbers[MAKESPAN], end)
     s.memory[rank] += p.allocated[i]
     s.peak[rank] = max(s.peak[rank], s.memory[rank])
     s.memory[rank] -= p.freed[i]  # at its end, before the rank decides again
-    if kind == F:
-        s.pinned[rank] += p.allocated[i]
-    elif kind == I:
-        s.pinned[rank] -= p.allocated[p.actions[stream - I + F, 0]]
     if kind != W:
         s.work[rank, 0] -= busy[i]
         s.rest[rank, 0] -= 1
@@ -318,7 +327,7 @@ def start(p, s, busy, i):
         ratio = busy[i] / p.expected[i]
         s.ratio[rank] += _SMOOTHING * (ratio - s.ratio[rank])
         s.spread[rank] += _SMOOTHING * (abs(ratio - 1.0) - s.spread[rank])
-    s.count[LEFT] -= 1
+    s.counts[LEFT] -= 1
     s.declined[rank] = 0
     s.cursor[stream] += 1
     s.ready[stream] = np.inf
@@ -344,21 +353,21 @@ def next_decision(p, s, busy):
 
     Afterwards `count[LEFT]` is 0 at the end, -1 if nothing can go on (a limit below one micro-batch).
     """
-    while s.count[LEFT]:
+    while s.counts[LEFT]:
         rank = s.tree[1]
-        s.count[STALLED] = 0
+        s.counts[STALLED] = 0
         if s.wake[rank] == np.inf:
             rank = 0
             while rank < len(p.limits) and not s.declined[rank]:
                 rank += 1
             if rank == len(p.limits):
-                s.count[LEFT] = -1
+                s.counts[LEFT] = -1
                 return
-            s.count[STALLED] = 1
-            s.number[NOW] = max(s.number[NOW], s.free_at.max())
+            s.counts[STALLED] = 1
+            s.numbers[NOW] = max(s.numbers[NOW], s.free_at.max())
         else:
-            s.number[NOW] = s.wake[rank]
-        now = s.number[NOW]
+            s.numbers[NOW] = s.wake[rank]
+        now = s.numbers[NOW]
         choices, pending, num_choices, only = 0, False, 0, 0
         for v in range(p.local_stages.shape[1]):
             stage = p.local_stages[rank, v]
@@ -377,24 +386,24 @@ def next_decision(p, s, busy):
                     only = i
                 else:
                     pending = True
-        if pending and not s.count[STALLED]:
+        if pending and not s.counts[STALLED]:
             choices |= 1 << (3 * p.local_stages.shape[1])
         elif num_choices == 1:
             start(p, s, busy, only)
             continue
-        s.count[RANK] = rank
-        s.count[CHOICES] = choices
-        s.count[DECISIONS] += 1
+        s.counts[RANK] = rank
+        s.counts[CHOICES] = choices
+        s.counts[DECISIONS] += 1
         return
 
 
 @numba.njit(cache=True, nogil=True)
 def step(p, s, busy, slot):
     """Carries out a choice and goes on to the next decision."""
-    rank = s.count[RANK]
+    rank = s.counts[RANK]
     wait = 3 * p.local_stages.shape[1]
     if slot == wait:
-        s.declined[rank] = s.count[CHOICES] & ~(1 << wait)
+        s.declined[rank] = s.counts[CHOICES] & ~(1 << wait)
         refresh(p, s, rank)
     else:
         stream = p.local_stages[rank, slot // 3] * 3 + slot % 3
@@ -406,9 +415,9 @@ def step(p, s, busy, slot):
 def reward(p, s):
     """What the lower bound of the makespan has grown by since the last call, negative, in expected times of a
     micro-batch. An episode's rewards add up to its bound less its makespan."""
-    before = s.number[POTENTIAL]
-    s.number[POTENTIAL] = potential(p, s)
-    return (before - s.number[POTENTIAL]) / p.unit.max()
+    before = s.numbers[POTENTIAL]
+    s.numbers[POTENTIAL] = potential(p, s)
+    return (before - s.numbers[POTENTIAL]) / p.unit.max()
 
 
 @numba.njit(cache=True, nogil=True)
@@ -421,7 +430,7 @@ def signed_log(x):
 def observe(p, s, busy, out):
     """Writes what the deciding rank knows: float32, shape (V, NUM_FEATURES), a row for each of its
     stages. Times are in expected times of a micro-batch on the rank."""
-    rank, now, choices = s.count[RANK], s.number[NOW], s.count[CHOICES]
+    rank, now, choices = s.counts[RANK], s.numbers[NOW], s.counts[CHOICES]
     num_microbatches, num_stages = p.actions.shape[1], len(p.actions) // 3
     unit = p.unit[rank]
     planned = s.plan_cursor[rank]
@@ -480,7 +489,7 @@ def observe(p, s, busy, out):
         out[v, first + 2] = s.ratio[rank] - 1.0
         out[v, first + 3] = s.spread[rank]
         out[v, first + 4] = s.declined[rank] != 0
-        out[v, first + 5] = s.count[STALLED]
+        out[v, first + 5] = s.counts[STALLED]
         out[v, first + 6] = signed_log((now - p.plan_start[planned]) / unit)
         out[v, first + 7] = np.log1p(np.float64(p.rank_offsets[rank + 1] - planned))
         out[v, first + 8] = np.log1p(np.float64(num_microbatches))
@@ -531,6 +540,15 @@ def network(weights, observation, num_local, hidden, other, row, logits):
 
 
 @numba.njit(cache=True, nogil=True)
+def decide(weights, observation, count, choices):
+    """One decision of the policy outside an episode, on the first `count` stages of an observation."""
+    logits = np.empty(3 * len(observation) + 1, np.float32)
+    hidden, other, row = scratch(weights)
+    network(weights, observation, count, hidden, other, row, logits)
+    return pick(logits, choices, -1.0)
+
+
+@numba.njit(cache=True, nogil=True)
 def uniform(seed, index):
     """A number in [0, 1) from a seed and a counter (splitmix64): the same whoever runs the episode."""
     z = np.uint64(seed) + np.uint64(0x9E3779B97F4A7C15) * np.uint64(index + 1)
@@ -565,7 +583,7 @@ def pick(logits, choices, sample):
 @numba.njit(cache=True, nogil=True)
 def rule(p, s, decider):
     """The choice of one of the rules at the current decision."""
-    rank, choices = s.count[RANK], s.count[CHOICES]
+    rank, choices = s.counts[RANK], s.counts[CHOICES]
     wait = 3 * p.local_stages.shape[1]
     planned = s.plan_cursor[rank]
     if decider == REPLAY:
@@ -580,8 +598,9 @@ def rule(p, s, decider):
             i = p.actions[stage * 3 + kind, s.cursor[stage * 3 + kind]]
             key = np.int64(i)
             if decider == GREEDY:
-                preference = 0 if kind == I else 1 if kind == F else 2
-                key = (preference * np.int64(len(p.ranks)) + p.microbatches[i]) * len(p.actions) - stage
+                preference = np.int64(0 if kind == I else 1 if kind == F else 2)
+                key = preference * len(p.ranks) + p.microbatches[i]
+                key = key * len(p.actions) - stage
             if key < best_key:
                 best, best_key = slot, key
     return best
@@ -593,55 +612,59 @@ def rollout(p, busy, decider, weights, seeds, ends, peaks, bounds, decisions):
     states = new_states(p, 1)
     s = one_state(states, 0)
     observation = np.zeros((p.local_stages.shape[1], NUM_FEATURES), np.float32)
-    hidden, other, row, logits = scratch(p, weights)
+    hidden, other, row = scratch(weights)
+    logits = np.empty(3 * p.local_stages.shape[1] + 1, np.float32)
     for e in range(len(busy)):
         reset(p, s, busy[e])
-        bounds[e] = s.number[POTENTIAL]
-        while s.count[LEFT] > 0:
+        bounds[e] = s.numbers[POTENTIAL]
+        while s.counts[LEFT] > 0:
             if decider >= REPLAY:
                 slot = rule(p, s, decider)
             else:
                 observe(p, s, busy[e], observation)
                 network(weights, observation, num_local(p, s), hidden, other, row, logits)
-                sample = uniform(seeds[e], s.count[DECISIONS]) if decider == SAMPLE else -1.0
-                slot = pick(logits, s.count[CHOICES], sample)
+                sample = uniform(seeds[e], s.counts[DECISIONS]) if decider == SAMPLE else -1.0
+                slot = pick(logits, s.counts[CHOICES], sample)
             step(p, s, busy[e], slot)
         ends[e] = s.ends
         peaks[e] = s.peak
-        decisions[e] = s.count[DECISIONS] if s.count[LEFT] == 0 else -1
+        decisions[e] = s.counts[DECISIONS] if s.counts[LEFT] == 0 else -1
 
 
 @numba.njit(cache=True, nogil=True)
-def record(p, busy, decider, weights, seeds, observations, choices, slots, rewards, makespans, lengths):
+def record(
+    p, busy, decider, weights, seeds, observations, choices, slots, rewards, makespans, lengths
+):
     """Plays whole episodes and keeps every decision: what was seen, could be chosen, was chosen, and the
     reward. The buffers have room for `2 n` decisions an episode."""
     states = new_states(p, 1)
     s = one_state(states, 0)
-    hidden, other, row, logits = scratch(p, weights)
+    hidden, other, row = scratch(weights)
+    logits = np.empty(3 * p.local_stages.shape[1] + 1, np.float32)
     for e in range(len(busy)):
         reset(p, s, busy[e])
         t = 0
-        while s.count[LEFT] > 0:
+        while s.counts[LEFT] > 0:
             observe(p, s, busy[e], observations[e, t])
             if decider >= REPLAY:
                 slot = rule(p, s, decider)
             else:
                 network(weights, observations[e, t], num_local(p, s), hidden, other, row, logits)
-                sample = uniform(seeds[e], s.count[DECISIONS]) if decider == SAMPLE else -1.0
-                slot = pick(logits, s.count[CHOICES], sample)
-            choices[e, t] = s.count[CHOICES]
+                sample = uniform(seeds[e], s.counts[DECISIONS]) if decider == SAMPLE else -1.0
+                slot = pick(logits, s.counts[CHOICES], sample)
+            choices[e, t] = s.counts[CHOICES]
             slots[e, t] = slot
             step(p, s, busy[e], slot)
             rewards[e, t] = reward(p, s)
             t += 1
-        makespans[e] = s.number[MAKESPAN]
-        lengths[e] = t if s.count[LEFT] == 0 else -1
+        makespans[e] = s.numbers[MAKESPAN]
+        lengths[e] = t if s.counts[LEFT] == 0 else -1
 
 
 @numba.njit(cache=True, nogil=True)
 def num_local(p, s):
     """Stages of the deciding rank."""
-    stages = p.local_stages[s.count[RANK]]
+    stages = p.local_stages[s.counts[RANK]]
     count = 0
     while count < len(stages) and stages[count] >= 0:
         count += 1
@@ -649,19 +672,18 @@ def num_local(p, s):
 
 
 @numba.njit(cache=True, nogil=True)
-def scratch(p, weights):
+def scratch(weights):
     """Buffers of the network."""
     return (
         np.empty(weights[0].shape[1], np.float32),
         np.empty(weights[2].shape[1], np.float32),
         np.empty(weights[4].shape[1], np.float32),
-        np.empty(3 * p.local_stages.shape[1] + 1, np.float32),
     )
 
 
 @numba.njit(cache=True, nogil=True)
 def step_batch(p, s, busy, slots, observations, rewards):
-    """One step of every episode of a batch; -1 starts the episode, -2 leaves it alone.
+    """One step of every episode of a batch; slot -1 starts the episode.
 
     An illegal slot is replaced by the first legal one.
     """
@@ -669,18 +691,16 @@ def step_batch(p, s, busy, slots, observations, rewards):
         one = one_state(s, e)
         slot = slots[e]
         rewards[e] = 0.0
-        if slot == -2:
-            continue
         if slot == -1:
             reset(p, one, busy[e])
         else:
-            if not (one.count[CHOICES] >> slot) & 1:
+            if not (one.counts[CHOICES] >> slot) & 1:
                 slot = 0
-                while not (one.count[CHOICES] >> slot) & 1:
+                while not (one.counts[CHOICES] >> slot) & 1:
                     slot += 1
             step(p, one, busy[e], slot)
             rewards[e] = reward(p, one)
-        if one.count[LEFT] > 0:
+        if one.counts[LEFT] > 0:
             observe(p, one, busy[e], observations[e])
         else:
             observations[e] = 0.0

@@ -60,7 +60,8 @@ class Played:
     @property
     def makespan_ms(self) -> FloatArray:
         """Shape (episodes,)."""
-        return self.end_ms.max(axis=1)
+        makespan: FloatArray = self.end_ms.max(axis=1)
+        return makespan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -181,4 +182,6 @@ def _spread(run: Callable[[slice], None], episodes: int, threads: int) -> None:
 
 def _check(counts: Int64Array) -> None:
     if (counts < 0).any():
-        raise DeadlockError("no rank can start anything: memory is held by unfinished micro-batches")
+        raise DeadlockError(
+            "no rank can start anything: memory is held by unfinished micro-batches"
+        )

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from conductor.rl.play import Weights
+from conductor.rl.play import Float32Array, Weights
 
 
 class ActorCritic(nn.Module):
@@ -35,14 +35,18 @@ class ActorCritic(nn.Module):
             generator: of the initial weights.
         """
         super().__init__()
-        self.shared_net = nn.Sequential(
-            nn.Linear(state_dim, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU()
-        )
+        first, second = nn.Linear(state_dim, hidden), nn.Linear(hidden, hidden)
+        self.shared_net = nn.Sequential(first, nn.ReLU(), second, nn.ReLU())
         self.actor = nn.Linear(hidden, action_dim)
         self.critic = nn.Linear(hidden, 1)
-        gains = ((self.shared_net[0], 2**0.5), (self.shared_net[2], 2**0.5),
-                 (self.actor, 0.01), (self.critic, 1.0))  # fmt: skip
-        for layer, gain in gains:
+        self.state_dim = state_dim
+        self._deciding = (first, second, self.actor)
+        for layer, gain in (
+            (first, 2**0.5),
+            (second, 2**0.5),
+            (self.actor, 0.01),
+            (self.critic, 1.0),
+        ):
             nn.init.orthogonal_(layer.weight, gain, generator=generator)
             nn.init.zeros_(layer.bias)
 
@@ -63,8 +67,8 @@ class ActorCritic(nn.Module):
             (decisions,).
         """
         if observations.shape[1] == 1:
-            return self(observations[:, 0])
-        scores, values = self(observations)
+            return self.forward(observations[:, 0])
+        scores, values = self.forward(observations)
         present = observations.ne(0.0).any(-1)
         count = present.sum(-1)
         wait = (scores[..., 3] * present).sum(-1) / count
@@ -74,8 +78,8 @@ class ActorCritic(nn.Module):
     @torch.no_grad()
     def weights(self) -> Weights:
         """The deciding part as arrays for the compiled environment (copies)."""
-        arrays = []
-        for layer in (self.shared_net[0], self.shared_net[2], self.actor):
+        arrays: list[Float32Array] = []
+        for layer in self._deciding:
             arrays += [
                 np.ascontiguousarray(layer.weight.cpu().numpy().T),
                 layer.bias.cpu().numpy()[None].copy(),

@@ -1,7 +1,7 @@
 """Proximal policy optimisation, top to bottom: clone an expert, then play, update, play, update.
 
-Source: Schulman et al., "Proximal Policy Optimization Algorithms" (arXiv 1707.06347); discounted returns less the
-critic's value are the advantages, without a GAE parameter, as in the paper.
+Source: Schulman et al., "Proximal Policy Optimization Algorithms" (arXiv 1707.06347); the advantages are
+discounted returns less the critic's value, without a GAE parameter, as in the paper.
 """
 
 from __future__ import annotations
@@ -16,9 +16,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from conductor.problem.spec import PipelineSpec
 from conductor.rl.cloning import best_expert, clone, minibatches
 from conductor.rl.config import TrainingConfig
 from conductor.rl.instance import Instance
+from conductor.rl.kernels import NUM_FEATURES
+from conductor.rl.plans import best_plan
 from conductor.rl.play import Decider, Decisions, Weights, play, record
 from conductor.rl.policy import ActorCritic, masked_log_probabilities
 from conductor.rl.returns import discounted_returns
@@ -66,11 +69,25 @@ class Training:
 
     def best_policy(self) -> Weights:
         """The best policy so far, as arrays."""
-        network = ActorCritic(
-            state_dim=self.network.shared_net[0].in_features, hidden=self.config.hidden
-        )
+        network = ActorCritic(state_dim=self.network.state_dim, hidden=self.config.hidden)
         network.load_state_dict(self.best_weights)
         return network.weights()
+
+
+def start_training(
+    spec: PipelineSpec,
+    variation: Variation,
+    config: TrainingConfig,
+    *,
+    num_episodes: int,
+    seed: int,
+    device: str = "cpu",
+) -> Training:
+    """A training on a spec that has not begun, from the best plan by expected times."""
+    instance = Instance.of(spec, best_plan(spec))
+    return new_training(
+        instance, variation, config, num_episodes=num_episodes, seed=seed, device=device
+    )
 
 
 def new_training(
@@ -83,8 +100,6 @@ def new_training(
     device: str = "cpu",
 ) -> Training:
     """A training that has not begun. The network's weights depend on the seed alone."""
-    from conductor.rl.kernels import NUM_FEATURES
-
     network = ActorCritic(
         state_dim=NUM_FEATURES,
         hidden=config.hidden,
@@ -152,7 +167,12 @@ def _update(training: Training, threads: int) -> None:
     durations = training.variation.sample(instance.program, groups, training.rng)
     durations = np.repeat(durations, config.episodes_per_draw, axis=0)[:episodes]
     decisions = record(
-        instance, durations, Decider.SAMPLE, weights=network.weights(), rng=training.rng, threads=threads
+        instance,
+        durations,
+        Decider.SAMPLE,
+        weights=network.weights(),
+        rng=training.rng,
+        threads=threads,
     )
     device = next(network.parameters()).device
     observations = torch.from_numpy(decisions.observations).to(device)
@@ -162,7 +182,9 @@ def _update(training: Training, threads: int) -> None:
     with torch.no_grad():
         scores, values = network.decide(observations)
         old = _chosen(masked_log_probabilities(scores, choices), slots)
-        advantages = returns - values + torch.from_numpy(_group_advantage(decisions, config)).to(device)
+        advantages = (
+            returns - values + torch.from_numpy(_group_advantage(decisions, config)).to(device)
+        )
     progress = training.episodes / training.num_episodes
     entropy_coefficient = config.entropy_coefficient + progress * (
         config.final_entropy_coefficient - config.entropy_coefficient
@@ -179,12 +201,10 @@ def _update(training: Training, threads: int) -> None:
             value_loss = (values - returns[batch]).square().mean()
             entropy = -(logs.exp() * logs.masked_fill(logs.isinf(), 0.0)).sum(1).mean()
             loss = (
-                policy_loss
-                + config.value_coefficient * value_loss
-                - entropy_coefficient * entropy
+                policy_loss + config.value_coefficient * value_loss - entropy_coefficient * entropy
             )
             training.optimizer.zero_grad(set_to_none=True)
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]  # torch's
             training.optimizer.step()
     training.episodes += episodes
 
@@ -205,20 +225,25 @@ def _group_advantage(decisions: Decisions, config: TrainingConfig) -> np.ndarray
 
 
 def _validate(training: Training, threads: int) -> None:
-    """Keeps the policy if it is the best yet on draws that are the same every time and used for nothing else."""
+    """Keeps the policy if it is the best yet on draws that stay the same and serve nothing else."""
     rng = np.random.default_rng([training.seed, 1])
     durations = training.variation.sample(
         training.instance.program, training.config.validation_draws, rng
     )
     played = play(
-        training.instance, durations, Decider.NETWORK, weights=training.network.weights(), threads=threads
+        training.instance,
+        durations,
+        Decider.NETWORK,
+        weights=training.network.weights(),
+        threads=threads,
     )
     mean = float(played.makespan_ms.mean())
     training.history.append((training.episodes, mean))
     if mean < training.best_ms:
         training.best_ms = mean
         training.best_weights = {
-            name: value.detach().cpu().clone() for name, value in training.network.state_dict().items()
+            name: value.detach().cpu().clone()
+            for name, value in training.network.state_dict().items()
         }
 
 

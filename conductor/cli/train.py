@@ -1,0 +1,231 @@
+"""`conductor train`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from conductor.cli.options import JsonOption, PresetOption, SpecOption, UsageError, chosen_spec
+
+if TYPE_CHECKING:
+    from conductor.rl.evaluation import Evaluation
+    from conductor.rl.ppo import Training
+
+DEFAULT_FILE = "conductor-training.pt"
+DEFAULT_EPISODES = 20_000
+
+EXAMPLES = (
+    "conductor train --preset gpt-like --noise 0.3 --save gpt-like.pt",
+    "conductor train --preset paper --noise 0.1 --config paper --episodes 500 --json",
+    "conductor train --resume gpt-like.pt",
+)
+
+
+def train(
+    preset: PresetOption = None,
+    spec: SpecOption = None,
+    noise: Annotated[
+        float | None,
+        typer.Option(
+            metavar="X",
+            help="Every action takes 1 + U(-X, X) times its expected time (default 0.1).",
+        ),
+    ] = None,
+    episodes: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=0,
+            help=f"Simulated steps to train on after cloning (default {DEFAULT_EPISODES}; 0: only"
+            " clone).",
+        ),
+    ] = None,
+    config: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Settings: `robust` (default), or `paper`'s own."),
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(metavar="S", min=0, help="Seed of everything (default 0).")
+    ] = None,
+    save: Annotated[
+        Path | None, typer.Option(metavar="FILE.pt", help="Write the training to this file.")
+    ] = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.pt", help="Go on with the training in this file, exactly."),
+    ] = None,
+    threads: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Threads of the simulator and of torch.")
+    ] = 2,
+    device: Annotated[
+        str, typer.Option(metavar="NAME", help="Where the network learns: cpu or cuda.")
+    ] = "cpu",
+    json: JsonOption = False,
+) -> None:
+    """Train a policy on a spec and compare it with every baseline on fresh draws."""
+    from conductor.cli import console
+    from conductor.rl.checkpoint import load_checkpoint
+    from conductor.rl.config import CONFIGS
+    from conductor.rl.ppo import start_training
+    from conductor.variation import UniformNoise
+
+    check_device(device)
+    if resume is not None:
+        if any(option is not None for option in (preset, spec, noise, config, seed, episodes)):
+            raise UsageError("--resume takes all settings from the file: leave the others out")
+        training = load_checkpoint(resume, device=device)
+        save = save or resume
+    else:
+        if config is not None and config not in CONFIGS:
+            raise UsageError(
+                f"no configuration is named {config!r}; there are {', '.join(CONFIGS)}"
+            )
+        training = start_training(
+            chosen_spec(preset, spec),
+            UniformNoise(0.1 if noise is None else noise),
+            CONFIGS[config or "robust"],
+            num_episodes=DEFAULT_EPISODES if episodes is None else episodes,
+            seed=seed or 0,
+            device=device,
+        )
+    usage = run_training(training, save=save, threads=threads)
+    evaluation = evaluate_training(training, threads=threads)
+    if json:
+        console.print_json(as_json(training, evaluation, usage))
+    else:
+        console.console().print(table(training, evaluation))
+
+
+def check_device(device: str) -> None:
+    """Checks a torch device's name.
+
+    Raises:
+        UsageError: there is none of this name here.
+    """
+    import torch
+
+    if device.partition(":")[0] not in ("cpu", "cuda"):
+        raise UsageError(f"--device is cpu or cuda, not {device!r}")
+    if device != "cpu" and not torch.cuda.is_available():
+        raise UsageError(f"--device {device}: torch finds no such device here")
+
+
+def run_training(training: Training, *, save: Path | None, threads: int) -> dict[str, float]:
+    """Trains with a progress bar on standard error and writes the file.
+
+    Returns:
+        Wall and processor time in seconds.
+
+    Raises:
+        typer.Exit: with code 130 after Ctrl-C; the training is in the file then, and how to go on is said.
+    """
+    import time
+
+    import torch
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from conductor.cli import console
+    from conductor.rl.checkpoint import save_checkpoint
+    from conductor.rl.ppo import train as run
+
+    torch.set_num_threads(threads)
+    wall, cpu = time.perf_counter(), time.process_time()
+    columns = (
+        TextColumn("training"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+        TextColumn("{task.fields[state]}"),
+    )  # fmt: skip
+    with Progress(*columns, console=console.console(stderr=True)) as progress:
+        bar = progress.add_task(
+            "", total=training.num_episodes, completed=training.episodes, state="cloning"
+        )
+
+        def show(now: Training) -> None:
+            state = f"{now.history[-1][1]:.2f} ms, best {now.best_ms:.2f} ms"
+            progress.update(bar, completed=now.episodes, state=state)
+
+        finished = run(training, threads=threads, on_update=show)
+    file = save or Path(DEFAULT_FILE)
+    if save is not None or not finished:
+        save_checkpoint(training, file)
+    if not finished:
+        console.note(
+            f"stopped after {training.episodes} of {training.num_episodes} episodes; go on with:"
+            f" conductor train --resume {file}"
+        )
+        raise typer.Exit(130)
+    return {
+        "wall_s": time.perf_counter() - wall,
+        "cpu_s": time.process_time() - cpu,
+    }
+
+
+def evaluate_training(training: Training, *, threads: int) -> Evaluation:
+    """The best policy of a training on 1,000 fresh draws (one where all are alike)."""
+    from conductor.rl.evaluation import evaluate
+    from conductor.variation import UniformNoise
+
+    alike = training.variation == UniformNoise(0.0)
+    return evaluate(
+        training.instance, training.best_policy(), training.variation,
+        draws=1 if alike else 1000, seed=training.seed, threads=threads,
+    )  # fmt: skip
+
+
+def training_json(training: Training, usage: dict[str, float]) -> dict[str, Any]:
+    """What happened in a training."""
+    return {
+        "episodes": training.episodes,
+        "plan": training.instance.plan.name,
+        "cloned_from": training.expert.name.lower().replace("_", "-") if training.expert else None,
+        "validation_ms": [list(entry) for entry in training.history],
+        "best_validation_ms": training.best_ms,
+        **usage,
+    }
+
+
+def as_json(training: Training, evaluation: Evaluation, usage: dict[str, float]) -> dict[str, Any]:
+    """The command's JSON object."""
+    from dataclasses import asdict
+
+    return {
+        "spec": asdict(training.instance.spec),
+        "config": asdict(training.config),
+        "seed": training.seed,
+        "training": training_json(training, usage),
+        "evaluation": {
+            "draws": len(evaluation.bound_ms),
+            "per_rank_bound_ms": float(evaluation.bound_ms.mean()),
+            "makespan_ms": {
+                name: {"mean": evaluation.mean(name), "ci95": list(evaluation.ci95(name))}
+                for name in evaluation.makespan_ms
+            },
+            "left_out": evaluation.left_out,
+            "decisions": float(evaluation.num_decisions.mean()),
+        },
+    }
+
+
+def table(training: Training, evaluation: Evaluation) -> Any:
+    """The command's table."""
+    from conductor.cli import console
+    from conductor.rl.evaluation import POLICY
+
+    draws = len(evaluation.bound_ms)
+    bound = float(evaluation.bound_ms.mean())
+    table = console.new_table(
+        f"{training.instance.spec.name}: mean makespan of {draws} fresh draw(s),"
+        f" per-rank bound {bound:.2f} ms",
+        "scheduler", "makespan ms", "95 % interval", "over bound", "less the policy's",
+    )  # fmt: skip
+    for name in sorted(evaluation.makespan_ms, key=evaluation.mean):
+        low, high = evaluation.ci95(name)
+        less, more = evaluation.ci95(name, minus=POLICY)
+        table.add_row(
+            name, f"{evaluation.mean(name):.2f}", f"{low:.2f} to {high:.2f}",
+            f"{100.0 * (evaluation.mean(name) / bound - 1.0):.2f} %",
+            "" if name == POLICY else f"{less:+.2f} to {more:+.2f}",
+            style="bold" if name == POLICY else None,
+        )  # fmt: skip
+    return table

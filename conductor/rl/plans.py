@@ -1,0 +1,85 @@
+"""The plan a policy starts from."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from conductor.errors import DoesNotFitError
+from conductor.ir.schedule import FloatArray, Schedule
+from conductor.problem.kind import Kind
+from conductor.problem.spec import PipelineSpec
+from conductor.rl.instance import Instance
+from conductor.rl.play import Decider, play
+from conductor.schedules.best import score_ms
+from conductor.schedules.registry import SCHEDULES, adapt, build
+
+
+def best_plan(spec: PipelineSpec) -> Schedule:
+    """The plan with the smallest expected makespan on the spec's own placement.
+
+    All schedules that fit, and the order that the rule I before F before W makes: any spec has that one, and
+    of equals it comes last.
+
+    Raises:
+        DoesNotFitError: some rank's memory holds less than one micro-batch.
+    """
+    plans = []
+    for name, info in SCHEDULES.items():
+        try:
+            if adapt(info, spec).stage_ranks == spec.stage_ranks:
+                plans.append(build(name, spec))
+        except DoesNotFitError:
+            continue
+    plans = [plan for plan in plans if plan.num_splits == 1 and not plan.overlaps.any()]
+    plans.append(greedy_plan(spec))
+    return min(plans, key=lambda plan: round(score_ms(spec, plan, "makespan"), 9))
+
+
+def greedy_plan(spec: PipelineSpec) -> Schedule:
+    """The order in which ranks act that always start what they can, I before F before W."""
+    instance = Instance.of(spec, _all_forwards_first(spec))
+    end_ms = play(instance, instance.program.duration_ms, Decider.GREEDY).end_ms[0]
+    return ordered(instance, end_ms).named("greedy")
+
+
+def ordered(instance: Instance, end_ms: FloatArray) -> Schedule:
+    """The schedule of a played episode: each rank's actions in the order in which they ended.
+
+    Args:
+        instance: what was played.
+        end_ms: shape (n,), program order.
+    """
+    plan, arrays = instance.plan, instance.arrays
+    # Of actions that end together the one that comes first by dependencies is in front.
+    depth = np.argsort(np.argsort(arrays.order))
+    order = np.lexsort((depth, end_ms, arrays.ranks))
+    return Schedule.from_arrays(
+        name=plan.name,
+        stage_ranks=plan.stage_ranks,
+        num_microbatches=plan.num_microbatches,
+        kinds=plan.kinds[order],
+        stages=plan.stages[order],
+        microbatches=plan.microbatches[order],
+        rank_offsets=plan.rank_offsets,
+    )
+
+
+def _all_forwards_first(spec: PipelineSpec) -> Schedule:
+    """Every action in an order free of deadlock on any placement, whatever the memory."""
+    stage_ranks = np.asarray(spec.stage_ranks)
+    stages = np.arange(spec.num_stages)
+    count = spec.num_microbatches
+    kinds = np.repeat([Kind.F, Kind.I, Kind.W], spec.num_stages * count)
+    stage = np.concatenate([stages, stages[::-1], stages[::-1]]).repeat(count)
+    microbatch = np.tile(np.arange(count), 3 * spec.num_stages)
+    order = np.argsort(stage_ranks[stage], kind="stable")
+    ranks = stage_ranks[stage][order]
+    return Schedule.from_arrays(
+        name="all forwards first",
+        stage_ranks=spec.stage_ranks,
+        num_microbatches=count,
+        kinds=kinds[order],
+        stages=stage[order],
+        microbatches=microbatch[order],
+        rank_offsets=np.searchsorted(ranks, np.arange(spec.num_ranks + 1)),
+    )

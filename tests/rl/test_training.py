@@ -1,0 +1,197 @@
+from __future__ import annotations
+
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from conductor.errors import FormatError
+from conductor.rl.checkpoint import load_checkpoint, save_checkpoint
+from conductor.rl.config import PAPER, ROBUST, TrainingConfig
+from conductor.rl.evaluation import GREEDY, LOCK_STEP, POLICY, evaluate
+from conductor.rl.play import Decider, play
+from conductor.rl.ppo import Training, new_training, train
+from conductor.rl.returns import discounted_returns
+from conductor.variation import MarkovStragglers, NoVariation, Product, UniformNoise
+from tests.rl.instances import preset_instance
+
+QUICK = replace(
+    ROBUST,
+    name="quick",
+    cloning_rollouts=32,
+    episodes_per_update=16,
+    batch_size=256,
+    validation_draws=16,
+)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def quick_training(
+    num_episodes: int = 32, *, config: TrainingConfig = QUICK, preset: str = "gpt-like"
+) -> Training:
+    return new_training(
+        preset_instance(preset), UniformNoise(0.3), config, num_episodes=num_episodes, seed=3
+    )
+
+
+def same_weights(one: Training, other: Training) -> bool:
+    ours, theirs = one.network.state_dict(), other.network.state_dict()
+    return all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_the_papers_settings_are_the_default() -> None:
+    assert TrainingConfig(name="paper") == PAPER
+    assert (PAPER.learning_rate, PAPER.clip, PAPER.discount) == (3e-4, 0.2, 0.99)
+    assert (PAPER.update_epochs, PAPER.batch_size) == (10, 64)
+    assert (PAPER.cloning_rollouts, PAPER.cloning_epochs) == (64, 10)
+    assert (PAPER.value_coefficient, PAPER.entropy_coefficient, PAPER.hidden) == (0.5, 0.01, 128)
+
+
+def test_returns_are_discounted_within_an_episode() -> None:
+    training = quick_training()
+    durations = np.tile(training.instance.program.duration_ms, (2, 1))
+    from conductor.rl.play import record
+
+    decisions = record(training.instance, durations, Decider.GREEDY)
+    returns = discounted_returns(decisions, 0.9)
+    end = decisions.episode_offsets[1]
+    expected = 0.0
+    for step in range(end - 1, -1, -1):
+        expected = decisions.rewards[step] + 0.9 * expected
+        assert returns[step] == pytest.approx(expected, abs=1e-5)
+        assert returns[end + step] == returns[step]
+
+
+def test_the_cloned_policy_follows_the_optimal_plan_waits_included() -> None:
+    training = quick_training(0, config=PAPER)
+    training.variation = NoVariation()
+    assert train(training)
+    assert training.expert == Decider.REPLAY
+    played = play(
+        training.instance,
+        training.instance.program.duration_ms,
+        Decider.NETWORK,
+        weights=training.best_policy(),
+    )
+    assert played.makespan_ms[0] == pytest.approx(259.8, abs=1e-9)
+
+
+def test_equal_seeds_give_equal_weights_whatever_the_threads() -> None:
+    one, other = quick_training(), quick_training()
+    train(one, threads=1)
+    train(other, threads=2)
+    assert same_weights(one, other)
+    assert one.history == other.history
+
+
+def test_a_resumed_training_ends_as_if_it_had_not_stopped(tmp_path: Path) -> None:
+    straight, stopped = quick_training(48), quick_training(48)
+    train(straight)
+    interrupt_after(stopped, updates=2)
+    assert stopped.episodes == 16
+    save_checkpoint(stopped, tmp_path / "training.pt")
+    resumed = load_checkpoint(tmp_path / "training.pt")
+    assert train(resumed)
+    assert same_weights(straight, resumed)
+    assert straight.history == resumed.history
+    assert straight.best_ms == resumed.best_ms
+
+
+def interrupt_after(training: Training, *, updates: int) -> None:
+    """Trains, and presses Ctrl-C in the given update (the cloning is the first)."""
+    seen = 0
+
+    def press(_: Training) -> None:
+        nonlocal seen
+        seen += 1
+        if seen == updates:
+            signal.raise_signal(signal.SIGINT)
+
+    assert not train(training, on_update=press)
+
+
+def test_ctrl_c_stops_between_two_updates_and_is_as_before_afterwards() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    training = quick_training(1_000_000)
+    interrupt_after(training, updates=1)
+    assert training.episodes == 0
+    assert training.expert is not None
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_checkpoint_keeps_any_variation(tmp_path: Path) -> None:
+    training = quick_training()
+    training.variation = Product((UniformNoise(0.1), MarkovStragglers(factor=3.0)))
+    save_checkpoint(training, tmp_path / "training.pt")
+    assert load_checkpoint(tmp_path / "training.pt").variation == training.variation
+
+
+@pytest.mark.parametrize("content", [b"", b"not a checkpoint", b"PK\x03\x04broken"])
+def test_another_file_is_no_checkpoint(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "training.pt"
+    file.write_bytes(content)
+    with pytest.raises(FormatError, match="no checkpoint"):
+        load_checkpoint(file)
+
+
+def test_another_torch_file_is_no_checkpoint(tmp_path: Path) -> None:
+    file = tmp_path / "training.pt"
+    torch.save({"weights": torch.zeros(3)}, file)
+    with pytest.raises(FormatError, match="no checkpoint"):
+        load_checkpoint(file)
+
+
+def test_the_best_policy_is_kept() -> None:
+    training = quick_training()
+    train(training)
+    assert training.best_ms == min(mean for _, mean in training.history)
+    rng = np.random.default_rng([training.seed, 1])
+    durations = training.variation.sample(
+        training.instance.program, training.config.validation_draws, rng
+    )
+    played = play(training.instance, durations, Decider.NETWORK, weights=training.best_policy())
+    assert played.makespan_ms.mean() == training.best_ms
+
+
+def test_evaluation_has_every_baseline_on_paired_draws() -> None:
+    training = quick_training(0, preset="paper")
+    train(training)
+    evaluation = evaluate(training.instance, training.best_policy(), NoVariation(), draws=3, seed=0)
+    assert list(evaluation.makespan_ms) == [
+        "1f1b", "zb-1p", "zb-2p", "zb-v", "ready-first", "greedy", "lock-step zbpp", "policy",
+    ]  # fmt: skip
+    assert evaluation.mean(GREEDY) == pytest.approx(321.40)
+    assert evaluation.mean(LOCK_STEP) == pytest.approx(341.50)
+    assert evaluation.mean(POLICY) == pytest.approx(321.40)
+    assert evaluation.bound_ms == pytest.approx([321.40] * 3)
+    assert evaluation.ci95(POLICY, minus=GREEDY) == pytest.approx((0.0, 0.0))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("noise", "over_bound"), [(0.0, 1e-6), (0.1, 0.001), (0.2, 0.006), (0.3, 0.014)]
+)
+def test_the_papers_configuration_reaches_the_bound(noise: float, over_bound: float) -> None:
+    instance = preset_instance("paper")
+    training = new_training(instance, UniformNoise(noise), PAPER, num_episodes=500, seed=0)
+    train(training, threads=2)
+    evaluation = evaluate(instance, training.best_policy(), training.variation, seed=0)
+    assert evaluation.mean(POLICY) <= evaluation.mean(GREEDY) + 1e-9
+    assert evaluation.mean(POLICY) <= (1.0 + over_bound) * evaluation.bound_ms.mean()
+
+
+@pytest.mark.slow
+def test_equal_ranks_leave_the_optimal_order_where_noise_makes_it_pay() -> None:
+    instance = preset_instance("gpt-like")
+    training = new_training(instance, UniformNoise(0.3), ROBUST, num_episodes=12_000, seed=0)
+    train(training, threads=2)
+    evaluation = evaluate(instance, training.best_policy(), training.variation, seed=0)
+    assert evaluation.mean(POLICY) <= 269.0
+    assert evaluation.ci95(POLICY, minus="zb-1p")[1] < 0.0

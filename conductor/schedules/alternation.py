@@ -10,7 +10,9 @@ import numpy.typing as npt
 from conductor.ir.schedule import Int64Array
 
 
-def alternate(warmup: Sequence[int] | Int64Array, num_forwards: int) -> tuple[npt.NDArray[np.bool_], Int64Array]:
+def alternate(
+    warmup: Sequence[int] | Int64Array, num_forwards: int
+) -> tuple[npt.NDArray[np.bool_], Int64Array]:
     """Order of each rank's forwards and backwards, numbered from 0 in their own orders.
 
     Args:

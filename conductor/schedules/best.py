@@ -6,10 +6,11 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from conductor.errors import DoesNotFitError
 from conductor.ir.schedule import Schedule
 from conductor.problem.spec import PipelineSpec
 from conductor.schedules.info import Objective
-from conductor.schedules.memory import check_memory, peak_memory
+from conductor.schedules.memory import check_memory
 from conductor.simulator.kernels import static_starts
 from conductor.simulator.program import encode
 
@@ -34,9 +35,14 @@ def best_of(spec: PipelineSpec, schedules: Iterable[Schedule], objective: Object
     Raises:
         DoesNotFitError: none is within the limits; says what the most frugal one misses.
     """
-    tried = list(schedules)
-    excess = [np.max(peak_memory(spec, one) - spec.memory_limits) for one in tried]
-    frugal = tried[int(np.argmin(excess))]
-    check_memory(spec, frugal)
-    fitting = [one for one, over in zip(tried, excess, strict=True) if over <= 0.0]
-    return min(fitting or [frugal], key=lambda one: score_ms(spec, one, objective))
+    fitting, refusals = [], []
+    for schedule in schedules:
+        try:
+            check_memory(spec, schedule)
+        except DoesNotFitError as refusal:
+            refusals.append(refusal)
+        else:
+            fitting.append(schedule)
+    if not fitting:
+        raise min(refusals, key=lambda refusal: refusal.missing_memory or 0.0)
+    return min(fitting, key=lambda schedule: score_ms(spec, schedule, objective))

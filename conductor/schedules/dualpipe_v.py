@@ -22,12 +22,17 @@ def dualpipe_v(num_ranks: int, num_microbatches: int) -> Schedule:
     `Schedule.overlaps` marks the forwards that run together with the backward behind them.
     `PipelineSpec.overlap_factor` says what that saves (1: nothing).
 
+    >>> from conductor.ir.draw import draw
+    >>> print(draw(dualpipe_v(2, 4)))
+    rank 0 | 0F0 0F1 0F2 3F0 3I0 3W0 3F1 0F3+3B1----     3F2+0B0---- 3B2----     3F3+0B1---- 3B3---- 0I2 0W2 0I3 0W3
+    rank 1 |     1F0 2F0 1F1 2F1 1F2 2B0---- 2F2+1B0---- 1F3+2B1---- 2F3+1B1---- 2B2---- 1B2----     2I3 1I3 2W3 1W3
+
     Raises:
         DoesNotFitError: fewer than `2 * num_ranks` micro-batches.
 
     Source: DeepSeek-AI, "DeepSeek-V3 Technical Report", 2024 (DualPipe), and its "cut in half" form
     by Qi, Wan, Huang and Lin, 2025.
-    """
+    """  # noqa: E501 - the drawing is as wide as the schedule
     if num_microbatches < 2 * num_ranks:
         raise DoesNotFitError(
             f"dualpipe-v takes {2 * num_ranks} micro-batches or more on {num_ranks} ranks, not"

@@ -26,6 +26,11 @@ def grouped_interleaved(
     Every action takes one slot of a three-slot beat (F, I, W), so the order follows from slot
     numbers. Memory falls with the group's size: useful sizes go from half the ranks to all of them.
 
+    >>> from conductor.ir.draw import draw
+    >>> print(draw(grouped_interleaved(2, 2)))
+    rank 0 | 0F0 0F1 2F0 2F1     2I0 2W0     2I1 2W1 0I0 0W0 0I1 0W1
+    rank 1 |     1F0 1F1 3F0 3I0 3W0 3F1 3I1 3W1 1I0 1W0 1I1 1W1
+
     Args:
         num_ranks: pipeline ranks.
         num_microbatches: any number.

@@ -21,6 +21,11 @@ def interleaved_1f1b(num_ranks: int, num_microbatches: int, num_chunks: int = 2)
     this is Megatron-LM's order, with `m` a multiple of the rounds that of
     `torch.distributed.pipelining`.
 
+    >>> from conductor.ir.draw import draw
+    >>> print(draw(interleaved_1f1b(2, 3)))
+    rank 0 | 0F0 0F1 0F2 2F0 2F1 2F2     2B0----     2B1----     2B2---- 0B0---- 0B1---- 0B2----
+    rank 1 |     1F0 1F1 1F2 3F0 3B0---- 3F1 3B1---- 3F2 3B2---- 1B0---- 1B1---- 1B2----
+
     Source: Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using
     Megatron-LM", SC 2021, section 2.2.2; unequal rounds: ours.
     """

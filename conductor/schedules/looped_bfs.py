@@ -14,6 +14,11 @@ from conductor.schedules.info import Objective, ScheduleInfo
 def looped_bfs(num_ranks: int, num_microbatches: int, num_chunks: int = 2) -> Schedule:
     """GPipe on several chunks a rank: every forward chunk by chunk, then every backward in reverse.
 
+    >>> from conductor.ir.draw import draw
+    >>> print(draw(looped_bfs(2, 3)))
+    rank 0 | 0F0 0F1 0F2 2F0 2F1 2F2             2B0---- 2B1---- 2B2---- 0B0---- 0B1---- 0B2----
+    rank 1 |     1F0 1F1 1F2 3F0 3F1 3F2 3B0---- 3B1---- 3B2---- 1B0---- 1B1---- 1B2----
+
     Source: Lamy-Poirier, "Breadth-First Pipeline Parallelism", MLSys 2023. Backwards run in
     micro-batch order, as everywhere in Conductor.
     """

@@ -18,6 +18,11 @@ def seq1f1b(num_ranks: int, num_microbatches: int, num_splits: int = 4) -> Sched
     A split counts as `1 / num_splits` of the micro-batch's time and memory (under causal attention
     later splits really take longer).
 
+    >>> from conductor.ir.draw import draw
+    >>> print(draw(seq1f1b(2, 2, num_splits=2)))
+    rank 0 | F0   F0.1 F1             B0.1----- F1.1 B0-------      B1.1----- B1-------
+    rank 1 |      F0   F0.1 B0.1----- F1   B0------- F1.1 B1.1----- B1-------
+
     Source: Sun et al., "Seq1F1B: Efficient Sequence-Level Pipeline Parallelism for Large Language
     Model Training", NAACL 2025.
     """

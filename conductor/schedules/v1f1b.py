@@ -16,6 +16,11 @@ def v1f1b(num_ranks: int, num_microbatches: int) -> Schedule:
 
     The order does not look at costs.
 
+    >>> from conductor.ir.draw import draw
+    >>> print(draw(v1f1b(2, 3)))
+    rank 0 | 0F0 0F1 0F2 3F0 3B0---- 3F1 3B1----     0B0---- 3F2 3B2----     0B1----         0B2----
+    rank 1 |     1F0 2F0 1F1 2F1     2B0---- 1B0---- 1F2 2F2 2B1---- 1B1---- 2B2---- 1B2----
+
     Source: Qi et al., "Pipeline Parallelism with Controllable Memory", NeurIPS 2024 (V-shape
     building blocks without a split backward).
     """

@@ -15,6 +15,11 @@ def v_half(num_ranks: int, num_microbatches: int) -> Schedule:
 
     The order does not look at costs; `v-half-cost` does, at the same memory.
 
+    >>> from conductor.ir.draw import draw
+    >>> print(draw(v_half(2, 3)))
+    rank 0 | 0F0 0F1 0F2 3F0 3I0 3W0 3F1 3I1 0I0 3W1 0W0 3F2 3I2 0I1 3W2 0I2 0W1 0W2
+    rank 1 |     1F0 2F0 1F1 2F1 2I0 1I0 2W0 1F2 1W0 2F2 2I1 1I1 2I2 1I2 2W1 2W2 1W1 1W2
+
     Source: Qi et al., "Pipeline Parallelism with Controllable Memory", NeurIPS 2024.
     """
     p, rank = num_ranks, np.arange(num_ranks)

@@ -14,6 +14,11 @@ def v_min(num_ranks: int, num_microbatches: int) -> Schedule:
 
     The order does not look at costs; `v-min-cost` does, at the same memory.
 
+    >>> from conductor.ir.draw import draw
+    >>> print(draw(v_min(2, 3)))
+    rank 0 | 0F0 0F1     3F0 3I0 3W0     0I0 0W0 3F1 3I1 3W1 0F2 0I1 0W1 3F2 3I2 3W2     0I2 0W2
+    rank 1 |     1F0 2F0         2I0 1I0 1F1 2F1 2W0 1W0 2I1 1I1 1F2 2F2 2W1 1W1 2I2 1I2 2W2 1W2
+
     Source: Qi et al., "Pipeline Parallelism with Controllable Memory", NeurIPS 2024.
     """
     p, rank = num_ranks, np.arange(num_ranks)

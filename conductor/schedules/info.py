@@ -28,8 +28,8 @@ class ScheduleInfo:
             another order (sequence splits).
         summary: one line.
         memory: peak activation memory, in micro-batches of a whole rank.
-        formula: idle time of a rank at uniform costs, in F, I, W, number of ranks p and of
-            micro-batches m; empty where there is none.
+        formula: idle time of a rank until the step ends, with even stages and no transfer time, in
+            F, I, W, number of ranks p and of micro-batches m; empty where there is none.
         source: where it was published.
     """
 

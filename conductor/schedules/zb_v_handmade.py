@@ -75,7 +75,7 @@ INFOS = (
         stages_per_rank=2,
         summary="ZB-V as its figure shows it, whatever the costs",
         memory="p",
-        formula="",
+        formula="(p - 1)F / 2 where F = I = W",
         source="Qi et al., NeurIPS 2024",
     ),
 )

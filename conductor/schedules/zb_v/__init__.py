@@ -99,6 +99,7 @@ def _info(name: str, memory: str, ranks_held: int | None) -> ScheduleInfo:
         stages_per_rank=2,
         summary=f"zero-bubble heuristic on a V of two stages a rank, memory {memory}",
         memory=memory,
+        formula="(p - 1)F / 2 where F = I = W and memory allows",
         source="Qi et al., NeurIPS 2024",
     )
 

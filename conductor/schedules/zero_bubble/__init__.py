@@ -85,6 +85,6 @@ def _info(name: str, memory: str, ranks_held: int | None, formula: str) -> Sched
 
 INFOS = (
     _info("zb-1p", "p", 1, "(p - 1)(F + I - W)"),
-    _info("zb-2p", "2p", 2, "(p - 1)(F + I - 2W)"),
+    _info("zb-2p", "2p", 2, "(p - 1)F"),
     _info("zb", "the spec's limit", None, ""),
 )

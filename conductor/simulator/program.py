@@ -12,13 +12,8 @@ from conductor.ir.schedule import BoolArray, FloatArray, Int8Array, Int32Array, 
 from conductor.ir.validate import validate
 from conductor.problem.kind import KIND_RULES, Kind
 from conductor.problem.spec import PipelineSpec
-from conductor.simulator.kernels import (
-    ReadyTables,
-    join_overlapping,
-    link_inputs,
-    ready_tables,
-    topological_order,
-)
+from conductor.simulator.kernels import join_overlapping, link_inputs, topological_order
+from conductor.simulator.ready_first.kernels import ReadyTables, ready_tables
 
 MAX_INPUTS = 5
 """Columns of the input tables: a backward waits for up to three actions (two and its neighbour split),

@@ -10,9 +10,11 @@ import numpy.typing as npt
 
 from conductor.ir.schedule import FloatArray, Int32Array, Schedule
 from conductor.problem.spec import PipelineSpec
-from conductor.simulator.kernels import ready_first_draws, static_draws, summarise
+from conductor.simulator.kernels import static_draws, static_starts
 from conductor.simulator.program import Program, encode
+from conductor.simulator.ready_first.kernels import ready_first, ready_first_draws
 from conductor.simulator.timeline import Timeline
+from conductor.simulator.timeline.kernels import summarise_draws
 
 Execution = Literal["static", "ready-first"]
 
@@ -75,20 +77,22 @@ def simulate(
     for first in range(0, draws, step):
         part = slice(first, first + step)
         starts, sequences = execute(program, busy[part], execution)
-        makespan[part], span[part], rank_busy, rank_idle, rank_peak = summarise(
-            starts, starts + busy[part], sequences, program.rank_offsets, program.kinds,
-            program.streams, program.inputs, program.input_lag_ms, program.allocated,
-            program.freed, program.memory_limits,
+        ends = starts + busy[part]
+        span[part], rank_busy, rank_idle, rank_peak = summarise_draws(
+            starts, ends, sequences, program.rank_offsets, program.kinds, program.streams,
+            program.inputs, program.input_lag_ms, program.allocated, program.freed,
+            program.memory_limits,
         )  # fmt: skip
+        makespan[part] = ends.max(axis=1)
         mean_busy[part] = rank_busy.mean(axis=1)
         idle += rank_idle.sum(axis=0)
         busy_sum += rank_busy.sum(axis=0)
         peak = np.maximum(peak, rank_peak.max(axis=0))
     return Simulation(
         makespan_ms=makespan,
-        bubble_ratio=1.0 - mean_busy / makespan,
+        bubble_ratio=_idle_shares(mean_busy, makespan),
         stage_span_ms=span,
-        stage_span_bubble_ratio=1.0 - mean_busy / span,
+        stage_span_bubble_ratio=_idle_shares(mean_busy, span),
         idle_ms=idle / draws,
         busy_ms=busy_sum / draws,
         peak_memory=peak,
@@ -135,14 +139,24 @@ def execute(
         Starts, shape (draws, n), program order; sequences of program indices, rank after rank, shape
         (draws, n), or (1, n) where all draws have the same.
     """
+    # One draw is not worth waking threads for.
+    one = len(busy_ms) == 1
     if execution == "static":
-        starts = static_draws(
+        arrays = (
             program.order, program.rank_offsets, program.ranks, program.inputs,
-            program.input_lag_ms, busy_ms,
+            program.input_lag_ms,
         )  # fmt: skip
-        return starts, np.arange(program.num_actions, dtype=np.int32)[None]
+        same = np.arange(program.num_actions, dtype=np.int32)[None]
+        if one:
+            return static_starts(*arrays, busy_ms[0])[None], same
+        return static_draws(*arrays, busy_ms), same
     if execution == "ready-first":
-        starts, sequences, _, counts = ready_first_draws(program.ready_tables(), busy_ms)
+        tables = program.ready_tables()
+        if one:
+            start, sequence, count = ready_first(tables, busy_ms[0])
+            starts, sequences, counts = start[None], sequence[None], np.array([count])
+        else:
+            starts, sequences, counts = ready_first_draws(tables, busy_ms)
         if (counts < program.num_actions).any():
             raise AssertionError("ready-first execution hangs on a schedule without deadlock")
         return starts, sequences
@@ -158,3 +172,10 @@ def _busy(program: Program, durations_ms: npt.ArrayLike | None) -> FloatArray:
             f"durations must have the shape (draws, {program.num_actions}), not {durations.shape}"
         )
     return program.busy_ms(durations)
+
+
+def _idle_shares(busy_ms: FloatArray, whole_ms: FloatArray) -> FloatArray:
+    """A step that takes no time idles for none of it."""
+    shares = np.zeros(len(whole_ms))
+    np.divide(whole_ms - busy_ms, whole_ms, out=shares, where=whole_ms > 0.0)
+    return shares

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from conductor.ir.schedule import FloatArray, Schedule
 from conductor.problem.kind import Kind
 from conductor.problem.spec import PipelineSpec
-from conductor.simulator.kernels import bound_draws
+from conductor.simulator.bounds.kernels import bound, bound_draws
 from conductor.simulator.program import Program, encode
 
 
@@ -52,11 +52,14 @@ def lower_bounds(spec: PipelineSpec, *, num_splits: int = 1) -> Bounds:
     """
     program = encode(spec, _all_forwards_first(spec, num_splits))
     # Every action may be part of an overlapping pair.
-    busy = program.busy_ms(program.duration_ms) * min(1.0, spec.overlap_factor)
-    ranks, path = _bound(program, busy)
+    busy = program.busy_ms(program.duration_ms)[0] * min(1.0, spec.overlap_factor)
+    ranks, path = bound(
+        program.order, program.inputs, program.input_lag_ms, program.outputs,
+        program.output_lag_ms, program.ready_tables(), busy,
+    )  # fmt: skip
     return Bounds(
-        rank_ms=ranks[0],
-        critical_path_ms=float(path[0]),
+        rank_ms=ranks,
+        critical_path_ms=float(path),
         balanced_work_ms=float(busy.sum()) / program.num_ranks,
     )
 
@@ -73,17 +76,11 @@ def realised_bound(program: Program, durations_ms: npt.ArrayLike) -> FloatArray:
     Returns:
         Shape (draws,).
     """
-    ranks, path = _bound(program, program.busy_ms(durations_ms))
-    bound: FloatArray = np.maximum(ranks.max(axis=1), path)
-    return bound
-
-
-def _bound(program: Program, busy_ms: FloatArray) -> tuple[FloatArray, FloatArray]:
-    ranks, paths = bound_draws(
+    bounds: FloatArray = bound_draws(
         program.order, program.inputs, program.input_lag_ms, program.outputs,
-        program.output_lag_ms, program.ready_tables(), busy_ms,
+        program.output_lag_ms, program.ready_tables(), program.busy_ms(durations_ms),
     )  # fmt: skip
-    return ranks, paths
+    return bounds
 
 
 def _all_forwards_first(spec: PipelineSpec, num_splits: int) -> Schedule:

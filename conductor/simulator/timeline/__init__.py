@@ -10,8 +10,8 @@ import numpy.typing as npt
 from conductor.errors import InvalidScheduleError
 from conductor.ir.schedule import FloatArray, Int32Array, Schedule
 from conductor.problem.spec import PipelineSpec
-from conductor.simulator.kernels import critical_path, summarise
 from conductor.simulator.program import Program, encode
+from conductor.simulator.timeline.kernels import critical_path, summarise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -69,14 +69,14 @@ class Timeline:
             sequence=np.lexsort((end, start, program.ranks)).astype(np.int32),
         )
 
-    def _summary(self) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray, FloatArray]:
+    def _summary(self) -> tuple[float, FloatArray, FloatArray, FloatArray]:
         program = self.program
-        makespans, spans, busy, idle, peak = summarise(
-            self.start_ms[None], self.end_ms[None], self.sequence[None], program.rank_offsets,
-            program.kinds, program.streams, program.inputs, program.input_lag_ms,
-            program.allocated, program.freed, program.memory_limits,
+        span, busy, idle, peak = summarise(
+            self.start_ms, self.end_ms, self.sequence, program.rank_offsets, program.kinds,
+            program.streams, program.inputs, program.input_lag_ms, program.allocated,
+            program.freed, program.memory_limits,
         )  # fmt: skip
-        return makespans, spans, busy[0], idle[0], peak[0]
+        return float(span), busy, idle, peak
 
     @property
     def makespan_ms(self) -> float:
@@ -86,37 +86,38 @@ class Timeline:
     @property
     def stage_span_ms(self) -> float:
         """Longest time from a rank's first start to its last end (the zero-bubble papers' cost)."""
-        return float(self._summary()[1][0])
+        return self._summary()[0]
 
     @property
     def busy_ms(self) -> FloatArray:
         """Time that each rank is busy, shape (num_ranks,); overlapping pairs and sends count once."""
-        return self._summary()[2]
+        return self._summary()[1]
 
     @property
     def bubble_ratio(self) -> float:
         """Share of the ranks' time up to the makespan in which they idle."""
-        return 1.0 - float(self.busy_ms.mean()) / self.makespan_ms
+        return _idle_share(self.busy_ms, self.makespan_ms)
 
     @property
     def stage_span_bubble_ratio(self) -> float:
         """The zero-bubble papers' bubble rate: as `bubble_ratio`, over the stage span."""
-        return 1.0 - float(self.busy_ms.mean()) / self.stage_span_ms
+        return _idle_share(self.busy_ms, self.stage_span_ms)
 
     @property
     def bubble_over_ideal(self) -> float:
         """Idle time over busy time (Megatron's bubble fraction)."""
-        return self.makespan_ms / float(self.busy_ms.mean()) - 1.0
+        busy = float(self.busy_ms.mean())
+        return self.makespan_ms / busy - 1.0 if busy else 0.0
 
     @property
     def idle_ms(self) -> FloatArray:
         """Idle time by cause, shape (len(IdleCause), num_ranks); with `busy_ms` it sums to the makespan."""
-        return self._summary()[3]
+        return self._summary()[2]
 
     @property
     def peak_memory(self) -> FloatArray:
         """Highest activation memory of each rank, shape (num_ranks,)."""
-        return self._summary()[4]
+        return self._summary()[3]
 
     @property
     def critical_path(self) -> Int32Array:
@@ -130,3 +131,8 @@ class Timeline:
             program.overlaps,
         )  # fmt: skip
         return path
+
+
+def _idle_share(busy_ms: FloatArray, whole_ms: float) -> float:
+    """A step that takes no time idles for none of it."""
+    return 1.0 - float(busy_ms.mean()) / whole_ms if whole_ms else 0.0

@@ -1,0 +1,323 @@
+"""Compiled ready-first execution."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numba
+import numpy as np
+
+from conductor.simulator.kernels import TOLERANCE
+
+
+class ReadyTables(NamedTuple):
+    """What ready-first execution reads, packed for it; the streams of a rank lie side by side.
+
+    Attributes:
+        nodes: int32, shape (n, 1 + width); of each action the next one of its stream and its outputs,
+            one column for each stream that the stream's outputs are in, -1 is none.
+        missing: int8, shape (n,); number of things that each action waits for.
+        streams: int32, shape (n,); stream of each action.
+        targets: int32, shape (num_streams, width); stream of each column of outputs, -1 is none.
+        lags: float64, shape (num_streams, width); transfer time to it.
+        ranks: int32, shape (num_streams,).
+        heads: int32, shape (num_streams,); first action of each stream.
+        allocated, freed: float64, shape (num_streams,).
+        stream_offsets: int64, shape (num_ranks + 1,).
+        rank_offsets: int64, shape (num_ranks + 1,).
+        limits: float64, shape (num_ranks,); the limit, or the plan's own peak where that is higher.
+        looks_ahead: bool, shape (num_ranks,); several streams share a finite limit.
+        overlaps: bool, shape (n,), or (0,) where nothing overlaps.
+    """
+
+    nodes: np.ndarray
+    missing: np.ndarray
+    streams: np.ndarray
+    targets: np.ndarray
+    lags: np.ndarray
+    ranks: np.ndarray
+    heads: np.ndarray
+    allocated: np.ndarray
+    freed: np.ndarray
+    stream_offsets: np.ndarray
+    rank_offsets: np.ndarray
+    limits: np.ndarray
+    looks_ahead: np.ndarray
+    overlaps: np.ndarray
+
+
+@numba.njit(cache=True)
+def ready_tables(
+    rank_offsets, ranks, streams, inputs, outputs, lags, allocated, freed, limits, overlaps
+):
+    """Makes `ReadyTables` of a program's arrays."""
+    n = len(ranks)
+    num_ranks = len(rank_offsets) - 1
+    most = outputs.shape[1] * 2
+    nodes = np.full((n, 1 + most), -1, np.int32)
+    missing = np.zeros(n, np.int8)
+    stream_of = np.empty(n, np.int32)
+    local = np.full(streams.max() + 1, -1, np.int32)
+    stream_ranks = np.empty(len(local), np.int32)
+    heads = np.empty(len(local), np.int32)
+    tails = np.empty(len(local), np.int32)
+    stream_allocated = np.zeros(len(local))
+    stream_freed = np.zeros(len(local))
+    targets = np.full((len(local), most), -1, np.int32)
+    stream_lags = np.zeros((len(local), most))
+    stream_offsets = np.zeros(num_ranks + 1, np.int64)
+    highest = limits.copy()
+    looks_ahead = np.zeros(num_ranks, np.bool_)
+    count = 0
+    for rank in range(num_ranks):
+        memory = 0.0
+        allocating = 0
+        for i in range(rank_offsets[rank], rank_offsets[rank + 1]):
+            stream = local[streams[i]]
+            if stream < 0:
+                stream = count
+                local[streams[i]] = stream
+                stream_ranks[stream] = rank
+                heads[stream] = i
+                stream_allocated[stream] = allocated[i]
+                stream_freed[stream] = freed[i]
+                allocating += allocated[i] > 0.0
+                count += 1
+            else:
+                nodes[tails[stream], 0] = i
+            stream_of[i] = stream
+            tails[stream] = i
+            memory += allocated[i]
+            highest[rank] = max(highest[rank], memory)
+            memory -= freed[i]
+        stream_offsets[rank + 1] = count
+        looks_ahead[rank] = allocating > 1 and limits[rank] < np.inf
+        highest[rank] *= 1.0 + TOLERANCE
+    width = 1
+    for i in range(n):
+        stream = stream_of[i]
+        for slot in range(outputs.shape[1]):
+            if inputs[i, slot] >= 0:
+                missing[i] += 1
+            j = outputs[i, slot]
+            if j < 0:
+                continue
+            column = 0
+            while targets[stream, column] >= 0 and (
+                targets[stream, column] != stream_of[j]
+                or stream_lags[stream, column] != lags[i, slot]
+                or nodes[i, 1 + column] >= 0
+            ):
+                column += 1
+            targets[stream, column] = stream_of[j]
+            stream_lags[stream, column] = lags[i, slot]
+            nodes[i, 1 + column] = j
+            width = max(width, column + 1)
+        # The second of a pair never starts by itself; the first also waits for the second's turn.
+        if overlaps[i]:
+            missing[i + 1] += 1
+        if nodes[i, 0] > 0 and overlaps[nodes[i, 0] - 1]:
+            missing[nodes[i, 0] - 1] += 1
+    return ReadyTables(
+        nodes[:, : 1 + width].copy(), missing, stream_of, targets[:count, :width].copy(),
+        stream_lags[:count, :width].copy(), stream_ranks[:count].copy(), heads[:count].copy(),
+        stream_allocated[:count].copy(), stream_freed[:count].copy(), stream_offsets, rank_offsets,
+        highest, looks_ahead, overlaps if overlaps.any() else overlaps[:0].copy(),
+    )  # fmt: skip
+
+
+@numba.njit(cache=True)
+def _leaves_room(tables, cursor, i, memory, limit, done):
+    """Whether all of the rank's plan that is left before action i, in its order, fits the limit."""
+    for k in range(cursor, i):
+        if not done[k]:
+            memory += tables.allocated[tables.streams[k]]
+            if memory > limit:
+                return False
+            memory -= tables.freed[tables.streams[k]]
+    return True
+
+
+@numba.njit(cache=True)
+def _set_wake(wake, keys, winner, rank, time):
+    """Changes a rank's wake time in the tournament tree; the lower rank wins a tie."""
+    node = len(wake) // 2 + rank
+    wake[node] = time
+    key = keys[node]
+    while node > 1:
+        other = keys[node ^ 1]
+        other_rank = winner[node ^ 1]
+        loses = other < key + (node & 1)
+        key = other if loses else key
+        rank = other_rank if loses else rank
+        node >>= 1
+        keys[node] = key
+        winner[node] = rank
+
+
+@numba.njit(cache=True)
+def _lower_wake(wake, winner, rank, time):
+    """`_set_wake` for an earlier time: goes up only as far as it wins."""
+    node = len(wake) // 2 + rank
+    while node > 0 and (time < wake[node] or (time == wake[node] and rank < winner[node])):
+        wake[node] = time
+        winner[node] = rank
+        node >>= 1
+
+
+@numba.njit(cache=True)
+def _begin(tables, i, stream, end, missing, arrival, head, head_arrival, free, wake, winner):
+    """Moves on the stream of action i and tells its successors when its output arrives."""
+    follower = tables.nodes[i, 0]
+    head[stream] = follower
+    head_arrival[stream] = np.inf
+    if follower >= 0:
+        if missing[follower] == 0:
+            head_arrival[stream] = arrival[follower]
+        elif len(tables.overlaps) and follower > 0 and tables.overlaps[follower - 1]:
+            first = follower - 1
+            missing[first] -= 1
+            if missing[first] == 0 and head[tables.streams[first]] == first:
+                head_arrival[tables.streams[first]] = arrival[first]
+    for slot in range(tables.lags.shape[1]):
+        j = tables.nodes[i, 1 + slot]
+        if j < 0:
+            continue
+        latest = max(arrival[j], end + tables.lags[stream, slot])
+        arrival[j] = latest
+        missing[j] -= 1
+        target = tables.targets[stream, slot]
+        if missing[j] == 0 and head[target] == j:
+            head_arrival[target] = latest
+            rank = tables.ranks[target]
+            _lower_wake(wake, winner, rank, max(latest, free[rank]))
+
+
+@numba.njit(cache=True)
+def _run_ready_first(tables, busy, starts, sequence):
+    """Fills `starts` and `sequence`, unless empty; returns the makespan and the number of actions run.
+
+    Events are the wake times of ranks, smallest first, from a tournament tree. A rank wakes when it
+    comes free, or, when nothing is ready then, at the first arrival at the head of one of its streams.
+
+    Why nothing hangs: every rank can do what is left of its plan, in its order, within its memory
+    limit; an action that overtakes others is taken only if that stays true. What is left of a plan
+    without deadlock has none. So the first action of its topological order can start.
+    """
+    n = len(busy)
+    num_ranks = len(tables.rank_offsets) - 1
+    num_streams = len(tables.heads)
+    missing = tables.missing.copy()
+    arrival = np.zeros(n)
+    head = tables.heads.copy()
+    head_arrival = np.empty(num_streams)
+    for stream in range(num_streams):
+        head_arrival[stream] = 0.0 if missing[head[stream]] == 0 else np.inf
+    memory = np.zeros(num_ranks)
+    free = np.zeros(num_ranks)
+    place = tables.rank_offsets[:-1].copy()
+    cursor = tables.rank_offsets[:-1].copy()
+    done = np.zeros(n if tables.looks_ahead.any() else 0, np.bool_)
+    leaves = 2
+    while leaves < num_ranks:
+        leaves *= 2
+    wake = np.full(2 * leaves, np.inf)
+    keys = wake.view(np.int64)  # times are never negative: they sort as their bits do
+    winner = np.zeros(2 * leaves, np.int64)
+    for leaf in range(leaves):
+        winner[leaves + leaf] = leaf
+    for rank in range(num_ranks):
+        _set_wake(wake, keys, winner, rank, 0.0)
+    makespan = 0.0
+    count = 0
+    while wake[1] < np.inf:
+        time = wake[1]
+        rank = winner[1]
+        limit = tables.limits[rank]
+        best = n
+        chosen = 0
+        soonest = np.inf
+        for stream in range(tables.stream_offsets[rank], tables.stream_offsets[rank + 1]):
+            if head_arrival[stream] <= time:
+                more = tables.allocated[stream]
+                if head[stream] < best and memory[rank] + more <= limit:
+                    if (
+                        more == 0.0
+                        or not tables.looks_ahead[rank]
+                        or _leaves_room(
+                            tables, cursor[rank], head[stream], memory[rank], limit - more, done
+                        )
+                    ):
+                        best = head[stream]
+                        chosen = stream
+            else:
+                soonest = min(soonest, head_arrival[stream])
+        if best == n:
+            _set_wake(wake, keys, winner, rank, soonest)
+            continue
+        end = time + busy[best]
+        free[rank] = end
+        last = best
+        if len(tables.overlaps):
+            last += tables.overlaps[best]
+        for i in range(best, last + 1):
+            if i > best:
+                chosen = tables.streams[i]
+            if len(starts):
+                starts[i] = time if i == best else end
+                sequence[place[rank]] = i
+                place[rank] += 1
+            count += 1
+            memory[rank] += tables.allocated[chosen]
+            memory[rank] -= tables.freed[chosen]
+            if tables.looks_ahead[rank]:
+                done[i] = True
+            _begin(tables, i, chosen, end, missing, arrival, head, head_arrival, free, wake, winner)
+        if tables.looks_ahead[rank]:
+            while cursor[rank] < tables.rank_offsets[rank + 1] and done[cursor[rank]]:
+                cursor[rank] += 1
+        soonest = np.inf
+        for stream in range(tables.stream_offsets[rank], tables.stream_offsets[rank + 1]):
+            if memory[rank] + tables.allocated[stream] <= limit:
+                soonest = min(soonest, head_arrival[stream])
+        _set_wake(wake, keys, winner, rank, max(end, soonest))
+        makespan = max(makespan, end)
+    return makespan, count
+
+
+@numba.njit(cache=True)
+def ready_first(tables, busy):
+    """Ready-first execution of one draw; busy has shape (n,).
+
+    Returns:
+        starts (n,); sequence (n,), program indices rank after rank in the order in which they ran;
+        number of actions that ran, n unless there is a hang.
+    """
+    starts = np.empty(len(busy))
+    sequence = np.empty(len(busy), np.int32)
+    _, count = _run_ready_first(tables, busy, starts, sequence)
+    return starts, sequence, count
+
+
+@numba.njit(cache=True, parallel=True)
+def ready_first_draws(tables, busy):
+    """`ready_first` of many draws; busy has shape (draws, n), the results one row a draw."""
+    draws, n = busy.shape
+    starts = np.empty((draws, n))
+    sequences = np.empty((draws, n), np.int32)
+    counts = np.empty(draws, np.int64)
+    for draw in numba.prange(draws):
+        _, counts[draw] = _run_ready_first(tables, busy[draw], starts[draw], sequences[draw])
+    return starts, sequences, counts
+
+
+@numba.njit(cache=True, parallel=True)
+def ready_first_makespans(tables, busy):
+    """Makespan of many draws in ready-first execution; busy has shape (draws, n)."""
+    draws = len(busy)
+    makespans = np.empty(draws)
+    for draw in numba.prange(draws):
+        makespans[draw], _ = _run_ready_first(
+            tables, busy[draw], np.empty(0), np.empty(0, np.int32)
+        )
+    return makespans

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import typer
 
-from conductor.cli import evaluate, plan, presets, schedules, simulate
+from conductor.cli import demo, evaluate, plan, presets, schedules, simulate, train
 from conductor.errors import ConductorError
 
 app = typer.Typer(
@@ -19,9 +19,11 @@ app = typer.Typer(
 for command, examples in (
     (plan.plan, plan.EXAMPLES),
     (simulate.simulate, simulate.EXAMPLES),
+    (train.train, train.EXAMPLES),
     (evaluate.evaluate, evaluate.EXAMPLES),
     (schedules.schedules, schedules.EXAMPLES),
     (presets.presets, presets.EXAMPLES),
+    (demo.demo, demo.EXAMPLES),
 ):
     # A line with only \b keeps the lines of the paragraph behind it apart.
     app.command(epilog="\n".join(("\b", "Examples:", *(f"  {line}" for line in examples))))(command)

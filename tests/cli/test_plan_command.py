@@ -133,7 +133,7 @@ def test_presets_lists_all_with_their_sources(capsys):
     assert "[1] Dong" in table
 
 
-@pytest.mark.parametrize("command", ["plan", "simulate", "schedules", "presets", "demo"][:4])
+@pytest.mark.parametrize("command", ["plan", "simulate", "schedules", "presets", "demo", "train"])
 def test_help_has_an_example(capsys, command):
     code, out, _ = run(capsys, command, "--help")
     assert code == 0

@@ -98,7 +98,7 @@ INFOS = (
         stages_per_rank=2,
         summary="V placement, forwards overlap backwards; needs 2p micro-batches",
         memory="p + 1/2",
-        formula="",
+        formula="(p - 1)(F + 2I - W) / 2 without overlap, where F = I",
         source="DeepSeek-AI, 2024; Qi et al., 2025",
     ),
 )

@@ -49,7 +49,8 @@ INFOS = (
         placement="v",
         stages_per_rank=2,
         summary="1F1B on the V placement at two thirds of its memory",
-        memory="about 2p / 3",
+        memory="floor(2p / 3) + 1",
+        formula="about 5 (p - 1)(F + I + W) / 6 where F = I = W",
         source="Qi et al., NeurIPS 2024",
     ),
 )

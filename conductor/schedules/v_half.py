@@ -42,7 +42,7 @@ INFOS = (
         placement="v",
         stages_per_rank=2,
         summary="V placement at half the memory of 1F1B; ignores costs",
-        memory="(p + 2) / 2",
+        memory="floor(p / 2) + 1",
         formula="about (p - 1)(F + I + W) / 2 where F = I = W",
         source="Qi et al., NeurIPS 2024",
     ),

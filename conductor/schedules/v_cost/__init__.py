@@ -116,8 +116,7 @@ INFOS = (
         placement="v",
         stages_per_rank=2,
         summary="the memory of V-Half, planned by stage costs and links",
-        memory="(p + 2) / 2",
-        formula="",
+        memory="floor(p / 2) + 1",
         source="ours",
     ),
     ScheduleInfo(
@@ -127,7 +126,6 @@ INFOS = (
         stages_per_rank=2,
         summary="the memory of V-Min, planned by stage costs and links",
         memory="floor((p + 4) / 3)",
-        formula="",
         source="ours",
     ),
 )

@@ -20,10 +20,10 @@ Step = tuple[int, str, int | None, bool]
 
 def torch_row(class_name: str, rank: int, **attributes: Any) -> list[Step]:
     """A rank's order by torch's private planning method, which needs few attributes of its object."""
-    schedule_class = getattr(torch_schedules, class_name, None)
+    schedule_class: Any = getattr(torch_schedules, class_name, None)
     if not hasattr(schedule_class, "_calculate_single_rank_operations"):
         pytest.skip(f"this torch does not plan {class_name} rank by rank")
-    schedule = object.__new__(schedule_class)
+    schedule: Any = object.__new__(schedule_class)
     vars(schedule).update(attributes)
     steps: list[Step] = []
     for action in schedule._calculate_single_rank_operations(rank):

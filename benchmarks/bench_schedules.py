@@ -35,6 +35,9 @@ def test_plan_32_ranks_128_microbatches(benchmark: BenchmarkFixture, name: str) 
     _measure(benchmark, name, _spec(32, 128))
 
 
-@pytest.mark.parametrize("name", ["zb-1p", "zb-2p", "zb-v", "zb-v-2p", "greedy"])
+@pytest.mark.parametrize(
+    "name",
+    ["zb-1p", "zb-2p", "zb-v", "zb-v-2p", "greedy", "v-half", "v-min", "v-half-cost", "v-min-cost"],
+)
 def test_plan_64_ranks_512_microbatches(benchmark: BenchmarkFixture, name: str) -> None:
     _measure(benchmark, name, _spec(64, 512))

@@ -124,6 +124,15 @@ def test_schedules_lists_all_with_memory_and_source(capsys):
     assert all(name in table for name in SCHEDULES)
 
 
+def test_one_schedule_is_shown_with_its_drawing(capsys):
+    code, out, _ = run(capsys, "schedules", "1f1b")
+    assert code == 0
+    assert out.startswith("name            1f1b\nplacement       sequential\n")
+    assert out.splitlines()[-1].startswith("rank 2 |       F0 B0--- F1 B1---")
+    code, out, err = run(capsys, "schedules", "nope")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+
+
 def test_presets_lists_all_with_their_sources(capsys):
     code, out, _ = run(capsys, "presets", "--json")
     assert code == 0

@@ -1,7 +1,7 @@
 """Compiled kernels of the V-shaped building blocks: fill, pull to the left, squeeze, label.
 
 A grid has one row a rank and one column a slot. An entry is `type * m + microbatch` for the four
-types, `4 * m + i` for the i-th weight gradient of the rank, -1 for a free slot. In `pull_fused` a
+types, `4 * m + i` for the i-th weight gradient of the rank, -1 for a free slot. In `fused_order` a
 backward takes two slots; the second holds `BUSY`.
 """
 

@@ -10,6 +10,9 @@ import typer
 from conductor.cli import demo, evaluate, plan, presets, schedules, simulate, train
 from conductor.errors import ConductorError
 
+_EXTRAS = {"torch": "rl", "gymnasium": "rl", "ortools": "optimal"}
+"""What `pip install conductor-pipeline` leaves out, and the extra that brings it."""
+
 app = typer.Typer(
     help="Plan, simulate and train pipeline-parallel schedules.",
     epilog="Start with: conductor plan --preset gpt-like",
@@ -47,6 +50,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
     except ConductorError as error:
         return _refuse(str(error))
+    except ModuleNotFoundError as error:
+        if error.name not in _EXTRAS:
+            raise
+        extra = f"pip install 'conductor-pipeline[{_EXTRAS[error.name]}]'"
+        return _refuse(f"this command needs {error.name}: {extra}")
     except Exception as error:
         # The usage errors' class depends on typer's version; what they offer does not.
         format_message = getattr(error, "format_message", None)

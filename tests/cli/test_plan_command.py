@@ -1,6 +1,7 @@
 """`conductor plan`, `schedules`, `presets`: tables, JSON, files, errors."""
 
 import json
+import sys
 
 import pytest
 
@@ -147,6 +148,16 @@ def test_help_has_an_example(capsys, command):
     code, out, _ = run(capsys, command, "--help")
     assert code == 0
     assert f"conductor {command}" in out.split("Example")[1]
+
+
+def test_a_missing_extra_is_named(capsys, monkeypatch):
+    loaded = [name for name in sys.modules if name.startswith("conductor.rl")]
+    for name in loaded:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    code, out, err = run(capsys, "train", "--preset", "paper")
+    assert (code, out) == (2, "")
+    assert err == "conductor: this command needs torch: pip install 'conductor-pipeline[rl]'\n"
 
 
 def test_no_arguments_show_the_help(capsys):

@@ -14,6 +14,7 @@ from conductor.ir.schedule import Schedule
 from conductor.ir.validate import validate
 from conductor.problem.kind import Kind
 from conductor.problem.spec import PipelineSpec
+from conductor.simulator.program import encode
 
 
 def schedule_of(*rows: str, stage_ranks=None, microbatches=2, splits=1) -> Schedule:
@@ -123,6 +124,28 @@ def test_any_two_swapped_actions_are_refused_or_replay_completely(schedule, data
     else:
         accepted = True
     assert accepted == (_streams_in_order(rows) and _is_acyclic(damaged))
+
+
+@given(schedules(max_splits=2), st.data())
+def test_what_the_kernels_refuse_the_validator_explains(schedule, data):
+    rows = [list(row) for row in schedule.rows]
+    for _ in range(data.draw(st.integers(1, 3))):
+        row = data.draw(st.sampled_from([row for row in rows if row] or [[schedule.action(0)]]))
+        at = data.draw(st.integers(0, len(row) - 1))
+        change = data.draw(st.sampled_from(["drop", "repeat", "move", "kind"]))
+        action = row.pop(at)
+        if change == "repeat":
+            row += [action, action]
+        elif change == "move":
+            data.draw(st.sampled_from(rows)).insert(0, action)
+        elif change == "kind":
+            row.insert(at, action._replace(kind=data.draw(st.sampled_from(list(Kind)))))
+    damaged = rebuilt(schedule, rows)
+    try:
+        encode(spec_of(schedule), damaged)
+    except InvalidScheduleError as refused:
+        with pytest.raises(InvalidScheduleError, match=f"^{re.escape(str(refused))}$"):
+            validate(damaged)
 
 
 def _streams_in_order(rows) -> bool:

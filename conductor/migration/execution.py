@@ -33,6 +33,7 @@ class MigrationRules:
             no look inside an action.
         surprise: share by which an action must be slower or faster than expected at its first block
             boundary to be news.
+        recheck: every block boundary is a decision, news or not.
         postpone: decide at the first block boundary instead of the action's start: its true time is
             known then, but less of it can move.
         most_parts: int32, shape (n,): cap on the parts of each action that move.
@@ -42,6 +43,8 @@ class MigrationRules:
             borrower is late, both against `latest_start_ms`; 0 is never.
         patience_ms: an action that starts so much before its latest start asks for no help.
         least_gain: shape (n,): `min_gain` of each action.
+        priority: int32, shape (n,): with ready-first execution, of a rank's ready actions that with the
+            smallest goes first; None is the schedule's order.
     """
 
     max_lenders: int = 2
@@ -49,12 +52,14 @@ class MigrationRules:
     max_candidates: int = 8
     blocks: int = 1
     surprise: float = 0.05
+    recheck: bool = False
     postpone: bool = False
-    most_parts: Int32Array | None = None
+    most_parts: Int32Array | int | None = None
     latest_start_ms: FloatArray | None = None
     delay_share: float = 0.0
     patience_ms: float = math.inf
     least_gain: FloatArray | None = None
+    priority: Int32Array | None = None
 
     def with_(self, **changes: Any) -> MigrationRules:
         """A copy with other values."""
@@ -74,7 +79,11 @@ class Prepared:
 
     def with_rules(self, rules: MigrationRules) -> Prepared:
         """The same under other rules."""
-        return replace(self, rules=_rules(rules, self.program.num_actions, self.costs.parts))
+        return replace(
+            self,
+            layout=_prioritised(self.layout, rules.priority),
+            rules=_rules(rules, self.program.num_actions, self.costs.parts),
+        )
 
     def realise(self, durations_ms: npt.ArrayLike | None) -> tuple[FloatArray, FloatArray]:
         """What the event loop takes of realised durations, shape (draws, n) or (n,).
@@ -160,14 +169,15 @@ def prepare(
         )
     spec = spec.on_stages(schedule.stage_ranks)
     program = encode(spec, schedule)
-    return Prepared(
+    prepared = Prepared(
         spec=spec,
         schedule=schedule,
         program=program,
-        layout=_layout(program, schedule, static=execution == "static"),
+        layout=_layout(program, static=execution == "static"),
         costs=_costs(spec, schedule, program, model),
-        rules=_rules(rules or MigrationRules(), program.num_actions, model.parts),
+        rules=_rules(MigrationRules(), program.num_actions, model.parts),
     )
+    return prepared.with_rules(rules or MigrationRules())
 
 
 def run(prepared: Prepared, durations_ms: npt.ArrayLike | None = None) -> MigrationRun:
@@ -250,7 +260,7 @@ def _check(prepared: Prepared, makespans: FloatArray) -> None:
         )
 
 
-def _layout(program: Program, schedule: Schedule, *, static: bool) -> kernels.Layout:
+def _layout(program: Program, *, static: bool) -> kernels.Layout:
     """The program as streams: one a rank, or one a rank, stage and kind."""
     n, num_ranks = program.num_actions, program.num_ranks
     if static:
@@ -266,10 +276,7 @@ def _layout(program: Program, schedule: Schedule, *, static: bool) -> kernels.La
         own = slice(*program.rank_offsets[rank : rank + 2])
         allocating[rank] = len(np.unique(program.streams[own][program.allocated[own] > 0.0]))
     counts = np.bincount(streams, minlength=int(rank_streams[-1]))
-    place = np.arange(n) - program.rank_offsets[program.ranks]
-    expected = program.busy_ms(program.duration_ms)[0]
-    before = np.cumsum(expected) - expected
-    return kernels.Layout(
+    layout = kernels.Layout(
         ranks=program.ranks,
         inputs=program.inputs,
         input_lag_ms=program.input_lag_ms,
@@ -282,14 +289,29 @@ def _layout(program: Program, schedule: Schedule, *, static: bool) -> kernels.La
         limits=np.maximum(program.memory_limits, _planned_peaks(program)) * (1.0 + TOLERANCE),
         looks_ahead=(allocating > 1) & np.isfinite(program.memory_limits),
         rank_offsets=program.rank_offsets,
-        priority=place.astype(np.int32),
+        priority=np.zeros(n, np.int32),
         rank_streams=rank_streams.astype(np.int32),
         stream_offsets=np.concatenate([[0], np.cumsum(counts)]).astype(np.int32),
         stream_actions=np.argsort(streams, kind="stable").astype(np.int32),
         stream_of=streams.astype(np.int32),
-        work_before_ms=before,
+        work_before_ms=np.zeros(n),
         static=static,
     )
+    return _prioritised(layout, None)
+
+
+def _prioritised(layout: kernels.Layout, priority: Int32Array | None) -> kernels.Layout:
+    """The layout with another order among a rank's ready actions; None is the schedule's."""
+    n = len(layout.ranks)
+    before, place = np.zeros(n), np.zeros(n, np.int32)
+    expected = layout.duration_ms + layout.send_ms
+    for first, last in zip(layout.rank_offsets[:-1], layout.rank_offsets[1:], strict=True):
+        own = np.arange(first, last)
+        if priority is not None:
+            own = own[np.argsort(priority[first:last], kind="stable")]
+        before[own[1:]] = np.cumsum(expected[own])[:-1]
+        place[own] = np.arange(last - first)
+    return layout._replace(priority=place, work_before_ms=before)
 
 
 def _planned_peaks(program: Program) -> FloatArray:
@@ -375,5 +397,6 @@ def _rules(rules: MigrationRules, n: int, parts: int) -> kernels.Rules:
         max_candidates=rules.max_candidates,
         blocks=rules.blocks,
         surprise=rules.surprise,
+        recheck=rules.recheck and rules.blocks > 1,
         postpone=rules.postpone and rules.blocks > 1,
     )

@@ -97,6 +97,8 @@ class Rules(NamedTuple):
     blocks: int
     surprise: float
     """An action this share slower or faster than expected at its first block boundary is news."""
+    recheck: bool
+    """Whether every block boundary is a decision, news or not."""
     postpone: bool
     """Whether to decide at the first block boundary instead of the action's start."""
 
@@ -624,7 +626,7 @@ def begin(layout, costs, rules, state, log, durations, factors, rank, now):
     set_free(state, rank, state.expected_end_ms[i])
     state.local_end_ms[i] = now + local
     news = abs(factors[i] - 1.0) > rules.surprise
-    if rules.blocks > 1 and movable > 0.0 and (rules.postpone or news):
+    if rules.blocks > 1 and movable > 0.0 and (rules.postpone or rules.recheck or news):
         # Without news a boundary changes nothing, and is passed over.
         state.local_ms[rank] = local
         state.local_parts[rank] = limit
@@ -661,7 +663,7 @@ def boundary(layout, costs, rules, state, log, factors, rank, now):
     if state.pending[rank] >= 0:
         free = free_after(costs, log, state.pending[rank], free)
     set_free(state, rank, free)
-    again = slow > 1.0 + rules.surprise and blocks > 2 and parts > 0
+    again = (rules.recheck or slow > 1.0 + rules.surprise) and blocks > 2 and parts > 0
     if again and state.lenders[i] < rules.max_lenders:
         set_event(state, rank, RUN, now + left / (blocks - 1))
     else:

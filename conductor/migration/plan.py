@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from conductor.errors import ConductorError
 from conductor.ir.schedule import FloatArray, Int32Array, Schedule
 from conductor.migration.execution import (
     Execution,
@@ -20,11 +21,13 @@ from conductor.migration.execution import (
 from conductor.migration.joint.kernels import anneal
 from conductor.migration.model import SimpleModel
 from conductor.problem.spec import PipelineSpec
+from conductor.schedules.registry import build
 from conductor.variation import NoVariation, Variation
 
 DELAY_SHARES = (0.0, 0.25, 0.5, 0.75)
 ROUNDS = 5
 REACH = 6
+STARTS = ("zb-1p", "zb", "zb-v", "zb-v-2p", "v-half", "1f1b")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -50,7 +53,7 @@ class MigrationPlan:
 
 def plan_migration(
     spec: PipelineSpec,
-    schedules: Iterable[Schedule],
+    schedules: Iterable[Schedule] | None = None,
     *,
     model: SimpleModel | None = None,
     variation: Variation | None = None,
@@ -69,7 +72,7 @@ def plan_migration(
 
     Args:
         spec: the problem, or its rank-level profile.
-        schedules: orders to start from.
+        schedules: orders to start from; None is `starting_orders(spec)`.
         model: what moves and what it costs.
         variation: what realised durations are like; a planner may know that, and never the durations.
         executions: ways to execute them.
@@ -81,7 +84,7 @@ def plan_migration(
     model = model or SimpleModel()
     variation = variation or NoVariation()
     best: MigrationPlan | None = None
-    for schedule in schedules:
+    for schedule in starting_orders(spec) if schedules is None else schedules:
         for execution in executions:
             if execution == "ready-first" and schedule.overlaps.any():
                 continue
@@ -95,6 +98,32 @@ def plan_migration(
     if steps:
         best = improve(spec, best, model, variation, draws=draws, steps=steps, seed=seed)
     return best
+
+
+def starting_orders(spec: PipelineSpec) -> list[Schedule]:
+    """Orders worth starting from: those that fit, of the spec and of a spec half levelled.
+
+    Migration levels the ranks, so an order made for equal ranks can be the better one.
+    """
+    orders: list[Schedule] = []
+    for level in (0.0, 0.5):
+        for name in STARTS:
+            try:
+                order = build(name, _levelled(spec, level) if level else spec)
+            except ConductorError:
+                continue
+            if order not in orders:
+                orders.append(order)
+    return orders
+
+
+def _levelled(spec: PipelineSpec, level: float) -> PipelineSpec:
+    """The spec with every stage's times moved towards the mean."""
+    changes = {}
+    for name in ("forward_ms", "backward_input_ms", "backward_weight_ms"):
+        times = spec.per_stage(name)
+        changes[name] = tuple((times * (1.0 - level) + times.mean() * level).tolist())
+    return spec.with_(**changes)
 
 
 def _candidates(
@@ -126,19 +155,21 @@ def _candidates(
     for share in DELAY_SHARES:
         latest = latest_starts(prepared)
         for _ in range(ROUNDS if share else 1):
-            for max_lenders in (2, 3):
-                for postpone in (False, True) if varies else (False,):
-                    rules = MigrationRules(
-                        max_lenders=max_lenders, blocks=blocks if varies else 1, postpone=postpone,
-                        latest_start_ms=latest, delay_share=share,
-                    )  # fmt: skip
-                    yield candidate(rules)
-            latest = 0.5 * (latest + latest_starts(prepared.with_rules(rules.with_(postpone=False))))
+            plain = MigrationRules(latest_start_ms=latest, delay_share=share)
+            yield candidate(plain)
+            yield candidate(plain.with_(max_lenders=3))
+            if varies:
+                yield candidate(plain.with_(blocks=blocks))
+                for gain in (0.02, 0.05):
+                    yield candidate(
+                        plain.with_(
+                            max_lenders=3, blocks=blocks, recheck=True, postpone=True, min_gain=gain
+                        )
+                    )
+            latest = 0.5 * (latest + latest_starts(prepared.with_rules(plain)))
 
 
-def training_draws(
-    prepared: Prepared, variation: Variation, draws: int, seed: int
-) -> FloatArray:
+def training_draws(prepared: Prepared, variation: Variation, draws: int, seed: int) -> FloatArray:
     """Draws to plan on, shape (draws, n); one of the expected durations when nothing varies."""
     rng = np.random.default_rng(seed)
     sample = variation.sample(prepared.program, draws, rng)
@@ -154,30 +185,45 @@ def improve(
     draws: int,
     steps: int,
     seed: int,
-    warmth: float = 0.003,
+    warmth: float = 0.001,
 ) -> MigrationPlan:
     """Anneals order and knobs together, from a plan; never worse on the training draws."""
-    order = _executed(plan.prepared)
-    rules = _reordered_rules(plan.rules, order)
-    schedule = _reordered(plan.schedule, order)
-    prepared = prepare(spec, schedule, model=model, rules=rules)
+    execution, rules, schedule = plan.execution, plan.rules, plan.schedule
+    if execution == "ready-first" and plan.prepared.layout.looks_ahead.any():
+        # What may overtake what depends on the whole order then: anneal what was executed.
+        order = _executed(plan.prepared)
+        execution, rules = "static", _reordered_rules(rules, order)
+        schedule = _reordered(schedule, order)
+    prepared = prepare(spec, schedule, model=model, rules=rules, execution=execution)
     realised = training_draws(prepared, variation, draws, seed)
+    varies = len(realised) > 1
     durations, factors = prepared.realise(realised)
-    start = float(run_draws(prepared, realised).makespan_ms.mean())
+    chances = np.random.default_rng(seed).random((steps, 5))
+    if varies:
+        chances[:, 2] *= 0.5  # knobs of single actions would fit the draws; orders generalise
+    order = (
+        prepared.layout.stream_actions
+        if execution == "static"
+        else np.arange(prepared.program.num_actions, dtype=np.int32)
+    )
     value = anneal(
-        prepared.layout, prepared.costs, prepared.rules, prepared.program.streams,
-        durations, factors, np.random.default_rng(seed).random((steps, 5)), REACH, warmth, start,
+        prepared.layout, prepared.costs, prepared.rules, order, prepared.program.streams,
+        durations, factors, chances, REACH, warmth,
+        float(run_draws(prepared, realised).makespan_ms.mean()),
     )  # fmt: skip
     if value >= plan.plan_ms:
         return plan
     rules = rules.with_(
         latest_start_ms=prepared.rules.latest_start_ms, most_parts=prepared.rules.most_parts
     )
-    order = prepared.layout.stream_actions
-    rules, schedule = _reordered_rules(rules, order), _reordered(schedule, order)
+    if execution == "static":
+        rules, schedule = _reordered_rules(rules, order), _reordered(schedule, order)
+    else:
+        rules = rules.with_(priority=prepared.layout.priority)
     return MigrationPlan(
-        prepared=prepare(spec, schedule, model=model, rules=rules), rules=rules, schedule=schedule,
-        execution="static", plan_ms=value, without_ms=plan.without_ms,
+        prepared=prepare(spec, schedule, model=model, rules=rules, execution=execution),
+        rules=rules, schedule=schedule, execution=execution,
+        plan_ms=value, without_ms=plan.without_ms,
     )  # fmt: skip
 
 
@@ -191,10 +237,11 @@ def _executed(prepared: Prepared) -> Int32Array:
 def _reordered(schedule: Schedule, order: Int32Array) -> Schedule:
     return replace(
         schedule,
-        **{
-            name: np.ascontiguousarray(getattr(schedule, name)[order])
-            for name in ("kinds", "stages", "microbatches", "splits", "overlaps")
-        },
+        kinds=schedule.kinds[order],
+        stages=schedule.stages[order],
+        microbatches=schedule.microbatches[order],
+        splits=schedule.splits[order],
+        overlaps=schedule.overlaps[order],
     )
 
 

@@ -335,7 +335,11 @@ class Reference:
         action.expected_end_ms = state.free_ms = now + time + send
         action.local_end_ms = now + local
         news = abs(self.factors[i] - 1.0) > self.rules.surprise
-        if self.rules.blocks > 1 and movable > 0.0 and (self.rules.postpone or news):
+        if (
+            self.rules.blocks > 1
+            and movable > 0.0
+            and (self.rules.postpone or self.rules.recheck or news)
+        ):
             state.local_ms, state.local_parts = local, limit
             state.doing, state.event_ms = "run", now + local / self.rules.blocks
         else:
@@ -365,7 +369,9 @@ class Reference:
         state.free_ms = action.expected_end_ms
         if state.pending is not None:
             state.free_ms = self._free_after(state.pending, state.free_ms)
-        again = slow > 1.0 + self.rules.surprise and blocks > 2 and parts > 0
+        again = (
+            (self.rules.recheck or slow > 1.0 + self.rules.surprise) and blocks > 2 and parts > 0
+        )
         if again and len(action.helps) < self.rules.max_lenders:
             state.doing, state.event_ms = "run", now + left / (blocks - 1)
         else:

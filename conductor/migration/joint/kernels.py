@@ -27,15 +27,15 @@ def mean_makespan(layout, costs, rules, state, log, durations, factors, limit_ms
 
 
 @numba.njit(cache=True)
-def may_move(layout, streams, place, target):
+def may_move(layout, rows, streams, place, target):
     """Whether the action at `place` may stand at `target`, as far as its own rank can tell.
 
     A stream keeps its order, and an action stays behind its inputs.
     """
-    i = layout.stream_actions[place]
+    i = rows[place]
     low, high = min(place, target), max(place, target)
     for k in range(low, high + 1):
-        other = layout.stream_actions[k]
+        other = rows[k]
         if other == i:
             continue
         if streams[other] == streams[i]:
@@ -48,25 +48,24 @@ def may_move(layout, streams, place, target):
 
 
 @numba.njit(cache=True)
-def shift(layout, place, target):
+def shift(rows, place, target):
     """Moves the action at `place` to `target` among its rank's actions."""
-    i = layout.stream_actions[place]
+    i = rows[place]
     step = 1 if target > place else -1
     for k in range(place, target, step):
-        layout.stream_actions[k] = layout.stream_actions[k + step]
-    layout.stream_actions[target] = i
+        rows[k] = rows[k + step]
+    rows[target] = i
 
 
 @numba.njit(cache=True)
-def settle(layout, rank):
-    """Recounts the work before each action of a rank; whether the rank's memory suffices."""
-    first, last = layout.stream_offsets[rank], layout.stream_offsets[rank + 1]
-    work = layout.work_before_ms[layout.stream_actions[first]]
-    for k in range(first, last):
-        work = min(work, layout.work_before_ms[layout.stream_actions[k]])
+def settle(layout, rows, rank):
+    """Tells the event loop the order of a rank; whether the rank's memory suffices for it."""
+    first, last = layout.rank_offsets[rank], layout.rank_offsets[rank + 1]
+    work = 0.0
     memory = 0.0
     for k in range(first, last):
-        i = layout.stream_actions[k]
+        i = rows[k]
+        layout.priority[i] = k - first
         layout.work_before_ms[i] = work
         work += layout.duration_ms[i] + layout.send_ms[i]
         memory += layout.allocated[i]
@@ -77,10 +76,14 @@ def settle(layout, rank):
 
 
 @numba.njit(cache=True)
-def anneal(layout, costs, rules, streams, durations, factors, chances, reach, warmth, start_ms):
-    """Anneals in place; leaves the best found in `layout.stream_actions` and `rules`.
+def anneal(
+    layout, costs, rules, rows, streams, durations, factors, chances, reach, warmth, start_ms
+):
+    """Anneals in place; leaves the best found in `rows` and `rules`.
 
     Args:
+        rows: actions of each rank in order; `layout.stream_actions` itself where execution is static,
+            else the ranks' priorities.
         streams: stream of each action that keeps its order.
         chances: random numbers in [0, 1), shape (steps, 5).
         reach: places that an action moves at most.
@@ -95,7 +98,7 @@ def anneal(layout, costs, rules, streams, durations, factors, chances, reach, wa
     state = make_state(n, num_ranks, len(layout.stream_offsets) - 1)
     log = make_log(n)
     current = best = start_ms
-    best_actions = layout.stream_actions.copy()
+    best_rows = rows.copy()
     best_latest = rules.latest_start_ms.copy()
     best_parts = rules.most_parts.copy()
     steps = len(chances)
@@ -104,7 +107,7 @@ def anneal(layout, costs, rules, streams, durations, factors, chances, reach, wa
         temperature = warmth * start_ms * (1.0 - step / steps)
         limit = current - temperature * np.log(max(chance[0], 1e-12))
         place = int(chance[1] * n)
-        i = layout.stream_actions[place]
+        i = rows[place]
         rank = layout.ranks[i]
         target = place
         old_latest, old_parts = rules.latest_start_ms[i], rules.most_parts[i]
@@ -112,17 +115,19 @@ def anneal(layout, costs, rules, streams, durations, factors, chances, reach, wa
         if chance[2] < 0.5:
             far = 1 + int(chance[3] * reach)
             target = place - far if chance[4] < 0.5 else place + far
-            if not layout.stream_offsets[rank] <= target < layout.stream_offsets[rank + 1]:
+            if not layout.rank_offsets[rank] <= target < layout.rank_offsets[rank + 1]:
                 continue
-            if not may_move(layout, streams, place, target):
+            if not may_move(layout, rows, streams, place, target):
                 continue
-            shift(layout, place, target)
-            allowed = settle(layout, rank)
+            shift(rows, place, target)
+            allowed = settle(layout, rows, rank)
         elif chance[2] < 0.9:
             spread = 0.1 * start_ms * chance[4] * chance[4]
             rules.latest_start_ms[i] += spread * (2.0 * chance[3] - 1.0)
         else:
-            rules.most_parts[i] = int(chance[3] * (costs.parts + 1)) if chance[4] < 0.5 else costs.parts
+            rules.most_parts[i] = (
+                int(chance[3] * (costs.parts + 1)) if chance[4] < 0.5 else costs.parts
+            )
         value = np.inf
         if allowed:
             value = mean_makespan(layout, costs, rules, state, log, durations, factors, limit)
@@ -130,17 +135,17 @@ def anneal(layout, costs, rules, streams, durations, factors, chances, reach, wa
             current = value
             if value < best:
                 best = value
-                best_actions[:] = layout.stream_actions
+                best_rows[:] = rows
                 best_latest[:] = rules.latest_start_ms
                 best_parts[:] = rules.most_parts
         else:
             rules.latest_start_ms[i], rules.most_parts[i] = old_latest, old_parts
             if target != place:
-                shift(layout, target, place)
-                settle(layout, rank)
-    layout.stream_actions[:] = best_actions
+                shift(rows, target, place)
+                settle(layout, rows, rank)
+    rows[:] = best_rows
     rules.latest_start_ms[:] = best_latest
     rules.most_parts[:] = best_parts
     for rank in range(num_ranks):
-        settle(layout, rank)
+        settle(layout, rows, rank)
     return best

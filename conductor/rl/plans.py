@@ -11,7 +11,7 @@ from conductor.problem.spec import PipelineSpec
 from conductor.rl.instance import Instance
 from conductor.rl.play import Decider, play
 from conductor.schedules.best import score_ms
-from conductor.schedules.registry import SCHEDULES, adapt, build
+from conductor.schedules.registry import POOL, SCHEDULES, adapt, build
 
 
 def best_plan(spec: PipelineSpec) -> Schedule:
@@ -24,9 +24,9 @@ def best_plan(spec: PipelineSpec) -> Schedule:
         DoesNotFitError: some rank's memory holds less than one micro-batch.
     """
     plans = []
-    for name, info in SCHEDULES.items():
+    for name in POOL:
         try:
-            if adapt(info, spec).stage_ranks == spec.stage_ranks:
+            if adapt(SCHEDULES[name], spec).stage_ranks == spec.stage_ranks:
                 plans.append(build(name, spec))
         except DoesNotFitError:
             continue

@@ -127,14 +127,14 @@ def ready_tables(
 
 
 @numba.njit(cache=True)
-def _leaves_room(tables, cursor, i, memory, limit, done):
+def _leaves_room(streams, allocated, freed, done, cursor, i, memory, limit):
     """Whether all of the rank's plan that is left before action i, in its order, fits the limit."""
     for k in range(cursor, i):
         if not done[k]:
-            memory += tables.allocated[tables.streams[k]]
+            memory += allocated[streams[k]]
             if memory > limit:
                 return False
-            memory -= tables.freed[tables.streams[k]]
+            memory -= freed[streams[k]]
     return True
 
 
@@ -166,34 +166,6 @@ def _lower_wake(wake, winner, rank, time):
 
 
 @numba.njit(cache=True)
-def _begin(tables, i, stream, end, missing, arrival, head, head_arrival, free, wake, winner):
-    """Moves on the stream of action i and tells its successors when its output arrives."""
-    follower = tables.nodes[i, 0]
-    head[stream] = follower
-    head_arrival[stream] = np.inf
-    if follower >= 0:
-        if missing[follower] == 0:
-            head_arrival[stream] = arrival[follower]
-        elif len(tables.overlaps) and follower > 0 and tables.overlaps[follower - 1]:
-            first = follower - 1
-            missing[first] -= 1
-            if missing[first] == 0 and head[tables.streams[first]] == first:
-                head_arrival[tables.streams[first]] = arrival[first]
-    for slot in range(tables.lags.shape[1]):
-        j = tables.nodes[i, 1 + slot]
-        if j < 0:
-            continue
-        latest = max(arrival[j], end + tables.lags[stream, slot])
-        arrival[j] = latest
-        missing[j] -= 1
-        target = tables.targets[stream, slot]
-        if missing[j] == 0 and head[target] == j:
-            head_arrival[target] = latest
-            rank = tables.ranks[target]
-            _lower_wake(wake, winner, rank, max(latest, free[rank]))
-
-
-@numba.njit(cache=True)
 def _run_ready_first(tables, busy, starts, sequence):
     """Fills `starts` and `sequence`, unless empty; returns the makespan and the number of actions run.
 
@@ -204,28 +176,30 @@ def _run_ready_first(tables, busy, starts, sequence):
     limit; an action that overtakes others is taken only if that stays true. What is left of a plan
     without deadlock has none. So the first action of its topological order can start.
     """
+    # Arrays, not the tuple, go into what is called in the loop: passing that costs more than all else.
+    nodes, streams, targets, lags = tables.nodes, tables.streams, tables.targets, tables.lags
+    ranks, allocated, freed = tables.ranks, tables.allocated, tables.freed
+    stream_offsets, rank_offsets = tables.stream_offsets, tables.rank_offsets
+    limits, looks_ahead, overlaps = tables.limits, tables.looks_ahead, tables.overlaps
     n = len(busy)
-    num_ranks = len(tables.rank_offsets) - 1
-    num_streams = len(tables.heads)
+    num_ranks = len(rank_offsets) - 1
     missing = tables.missing.copy()
     arrival = np.zeros(n)
     head = tables.heads.copy()
-    head_arrival = np.empty(num_streams)
-    for stream in range(num_streams):
-        head_arrival[stream] = 0.0 if missing[head[stream]] == 0 else np.inf
+    head_arrival = np.where(missing[head] == 0, 0.0, np.inf)
+    head_busy = busy[head]
     memory = np.zeros(num_ranks)
     free = np.zeros(num_ranks)
-    place = tables.rank_offsets[:-1].copy()
-    cursor = tables.rank_offsets[:-1].copy()
-    done = np.zeros(n if tables.looks_ahead.any() else 0, np.bool_)
+    place = rank_offsets[:-1].copy()
+    cursor = rank_offsets[:-1].copy()
+    done = np.zeros(n if looks_ahead.any() else 0, np.bool_)
     leaves = 2
     while leaves < num_ranks:
         leaves *= 2
     wake = np.full(2 * leaves, np.inf)
     keys = wake.view(np.int64)  # times are never negative: they sort as their bits do
     winner = np.zeros(2 * leaves, np.int64)
-    for leaf in range(leaves):
-        winner[leaves + leaf] = leaf
+    winner[leaves:] = np.arange(leaves)
     for rank in range(num_ranks):
         _set_wake(wake, keys, winner, rank, 0.0)
     makespan = 0.0
@@ -233,21 +207,22 @@ def _run_ready_first(tables, busy, starts, sequence):
     while wake[1] < np.inf:
         time = wake[1]
         rank = winner[1]
-        limit = tables.limits[rank]
+        first, last = stream_offsets[rank], stream_offsets[rank + 1]
         best = n
         chosen = 0
         soonest = np.inf
-        for stream in range(tables.stream_offsets[rank], tables.stream_offsets[rank + 1]):
+        for stream in range(first, last):
             if head_arrival[stream] <= time:
-                more = tables.allocated[stream]
-                if head[stream] < best and memory[rank] + more <= limit:
+                more = allocated[stream]
+                if head[stream] < best and memory[rank] + more <= limits[rank]:
                     if (
                         more == 0.0
-                        or not tables.looks_ahead[rank]
+                        or not looks_ahead[rank]
                         or _leaves_room(
-                            tables, cursor[rank], head[stream], memory[rank], limit - more, done
+                            streams, allocated, freed, done, cursor[rank], head[stream],
+                            memory[rank], limits[rank] - more,
                         )
-                    ):
+                    ):  # fmt: skip
                         best = head[stream]
                         chosen = stream
             else:
@@ -255,33 +230,52 @@ def _run_ready_first(tables, busy, starts, sequence):
         if best == n:
             _set_wake(wake, keys, winner, rank, soonest)
             continue
-        end = time + busy[best]
+        end = time + head_busy[chosen]
         free[rank] = end
-        last = best
-        if len(tables.overlaps):
-            last += tables.overlaps[best]
-        for i in range(best, last + 1):
+        makespan = max(makespan, end)
+        for i in range(best, best + 1 + (len(overlaps) > 0 and overlaps[best])):
             if i > best:
-                chosen = tables.streams[i]
+                chosen = streams[i]
             if len(starts):
                 starts[i] = time if i == best else end
                 sequence[place[rank]] = i
                 place[rank] += 1
             count += 1
-            memory[rank] += tables.allocated[chosen]
-            memory[rank] -= tables.freed[chosen]
-            if tables.looks_ahead[rank]:
+            memory[rank] += allocated[chosen]
+            memory[rank] -= freed[chosen]
+            if looks_ahead[rank]:
                 done[i] = True
-            _begin(tables, i, chosen, end, missing, arrival, head, head_arrival, free, wake, winner)
-        if tables.looks_ahead[rank]:
-            while cursor[rank] < tables.rank_offsets[rank + 1] and done[cursor[rank]]:
+            follower = nodes[i, 0]
+            head[chosen] = follower
+            head_arrival[chosen] = np.inf
+            if follower >= 0:
+                head_busy[chosen] = busy[follower]  # fetched long before it is wanted
+                if missing[follower] == 0:
+                    head_arrival[chosen] = arrival[follower]
+                elif len(overlaps) and follower > 0 and overlaps[follower - 1]:
+                    missing[follower - 1] -= 1
+                    other = streams[follower - 1]
+                    if missing[follower - 1] == 0 and head[other] == follower - 1:
+                        head_arrival[other] = arrival[follower - 1]
+            for slot in range(lags.shape[1]):
+                j = nodes[i, 1 + slot]
+                if j < 0:
+                    continue
+                target = targets[chosen, slot]
+                latest = max(arrival[j], end + lags[chosen, slot])
+                arrival[j] = latest
+                missing[j] -= 1
+                if missing[j] == 0 and head[target] == j:
+                    head_arrival[target] = latest
+                    _lower_wake(wake, winner, ranks[target], max(latest, free[ranks[target]]))
+        if looks_ahead[rank]:
+            while cursor[rank] < rank_offsets[rank + 1] and done[cursor[rank]]:
                 cursor[rank] += 1
         soonest = np.inf
-        for stream in range(tables.stream_offsets[rank], tables.stream_offsets[rank + 1]):
-            if memory[rank] + tables.allocated[stream] <= limit:
+        for stream in range(first, last):
+            if memory[rank] + allocated[stream] <= limits[rank]:
                 soonest = min(soonest, head_arrival[stream])
         _set_wake(wake, keys, winner, rank, max(end, soonest))
-        makespan = max(makespan, end)
     return makespan, count
 
 

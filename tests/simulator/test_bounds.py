@@ -2,10 +2,11 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conductor.problem.spec import PipelineSpec
+from conductor.schedules.registry import build
 from conductor.simulator.bounds import lower_bounds, realised_bound
 from conductor.simulator.program import encode
 from conductor.simulator.simulate import simulate, timeline
@@ -25,6 +26,7 @@ PAPER = PipelineSpec(
 
 
 @pytest.mark.parametrize("execution", ["static", "ready-first"])
+@settings(max_examples=300)
 @given(problem=problems(max_microbatches=5))
 def test_no_schedule_beats_a_bound(execution, problem):
     spec, schedule = problem
@@ -69,6 +71,42 @@ def test_uniform_stages_have_the_published_bounds(placement, head):
     assert lower_bounds(spec).per_rank_ms == pytest.approx(published)
 
 
+def test_memory_for_one_microbatch_runs_them_one_after_another():
+    spec = PipelineSpec(
+        num_ranks=2,
+        num_microbatches=3,
+        forward_ms=2.0,
+        backward_input_ms=3.0,
+        backward_weight_ms=1.0,
+        transfer_ms=0.5,
+        memory_limit=(1.0, 2.0),
+    )
+    round_trip = 2 + 0.5 + 2 + 3 + 0.5 + 3 + 1
+    assert lower_bounds(spec).makespan_ms == pytest.approx(3 * round_trip)
+    early = spec.with_(freed_at_backward_input=1.0)  # the next forward need not wait for W
+    assert lower_bounds(early).makespan_ms == pytest.approx(3 * round_trip - 2)
+    assert lower_bounds(spec.with_(memory_limit=None)).makespan_ms < 2 * round_trip
+
+
+@pytest.mark.parametrize("name", ["zb-1p", "zb-2p", "zb-v", "v-half", "v-min", "1f1b"])
+@pytest.mark.parametrize("freed", [0.0, 0.5])
+def test_planned_schedules_at_their_own_memory_stay_above(name, freed):
+    spec = PipelineSpec(
+        num_ranks=4,
+        num_microbatches=12,
+        forward_ms=(10.0, 12.0, 9.0, 10.0),
+        backward_input_ms=(10.0, 11.0, 10.0, 14.0),
+        backward_weight_ms=7.0,
+        transfer_ms=0.4,
+        freed_at_backward_input=freed,
+    )
+    drawn = timeline(spec, build(name, spec))
+    tight = drawn.spec.with_(memory_limit=tuple(drawn.peak_memory))
+    bounds = lower_bounds(tight)
+    assert drawn.makespan_ms >= bounds.makespan_ms * ABOVE
+    assert bounds.makespan_ms >= lower_bounds(drawn.spec).makespan_ms
+
+
 def test_one_microbatch_is_a_chain():
     spec = PipelineSpec(
         num_ranks=3,
@@ -97,7 +135,7 @@ def test_a_long_way_back_counts_as_tail():
 @given(problem=problems())
 def test_a_realised_bound_is_that_of_its_own_durations(problem):
     """Without noise it is at least the bound for every schedule: its backwards may be fused."""
-    spec, schedule = problem
+    spec, schedule = problem[0].with_(memory_limit=None), problem[1]
     program = encode(spec, schedule)
     bounds = realised_bound(program, np.stack([program.duration_ms, 2 * program.duration_ms]))
     assert bounds[0] >= lower_bounds(spec, num_splits=schedule.num_splits).makespan_ms * ABOVE

@@ -7,14 +7,19 @@ import numpy as np
 
 
 @numba.njit(cache=True)
-def bound(order, inputs, lags, outputs, output_lags, tables, busy):
-    """Lower bounds of one draw; busy has shape (n,).
+def bound(order, inputs, lags, outputs, output_lags, tables, room, busy):
+    """Lower bounds of one draw.
+
+    busy has shape (n,); room int32, shape (n, any): actions that must end first for memory's sake, -1
+    is none; order is a topological order of all this.
 
     Returns:
         One-machine bound of each rank (ranks,); longest chain.
     """
     followers = tables.nodes[:, 0]
-    heads, tails = _heads_and_tails(order, inputs, lags, outputs, output_lags, followers, busy)
+    heads, tails = _heads_and_tails(
+        order, inputs, lags, outputs, output_lags, followers, room, busy
+    )
     ranks = np.empty(len(tables.rank_offsets) - 1)
     for rank in range(len(ranks)):
         ranks[rank] = _one_machine(tables, rank, heads, tails, busy)
@@ -25,14 +30,15 @@ def bound(order, inputs, lags, outputs, output_lags, tables, busy):
 def bound_draws(order, inputs, lags, outputs, output_lags, tables, busy):
     """The larger of both bounds of each draw; busy has shape (draws, n), the result (draws,)."""
     bounds = np.empty(len(busy))
+    room = np.empty((len(order), 0), np.int32)
     for draw in numba.prange(len(busy)):
-        ranks, path = bound(order, inputs, lags, outputs, output_lags, tables, busy[draw])
+        ranks, path = bound(order, inputs, lags, outputs, output_lags, tables, room, busy[draw])
         bounds[draw] = max(path, ranks.max())
     return bounds
 
 
 @numba.njit(cache=True)
-def _heads_and_tails(order, inputs, lags, outputs, output_lags, followers, busy):
+def _heads_and_tails(order, inputs, lags, outputs, output_lags, followers, room, busy):
     """Earliest start of each action, and the longest chain after its end; ranks never make it wait."""
     n = len(busy)
     heads = np.zeros(n)
@@ -43,16 +49,22 @@ def _heads_and_tails(order, inputs, lags, outputs, output_lags, followers, busy)
             if source < 0:
                 break
             heads[i] = max(heads[i], heads[source] + busy[source] + lags[i, slot])
+        for source in room[i]:
+            if source >= 0:
+                heads[i] = max(heads[i], heads[source] + busy[source])
         if followers[i] >= 0:
             heads[followers[i]] = max(heads[followers[i]], heads[i] + busy[i])
     for i in order[::-1]:
         if followers[i] >= 0:
-            tails[i] = busy[followers[i]] + tails[followers[i]]
+            tails[i] = max(tails[i], busy[followers[i]] + tails[followers[i]])
         for slot in range(outputs.shape[1]):
             target = outputs[i, slot]
             if target < 0:
                 break
             tails[i] = max(tails[i], output_lags[i, slot] + busy[target] + tails[target])
+        for source in room[i]:
+            if source >= 0:
+                tails[source] = max(tails[source], busy[i] + tails[i])
     return heads, tails
 
 

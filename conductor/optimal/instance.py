@@ -36,11 +36,14 @@ class Instance:
 
     Where the spec's times have a common unit, units are exact. Otherwise each time is rounded down (by
     less than a ten-millionth of the longest): an order's value never rises by that, so bounds hold.
+    Actions that take no time would have no place in an order, so they get a grain, and all other times are
+    multiplied by more grains than could add up on a path; `to_ms` takes them out again.
 
     Attributes:
         spec: on its stages.
         durations_ms: shape (len(CHAIN), num_stages, num_microbatches).
-        units_per_ms: what times are multiplied by.
+        units_per_ms: units of a millisecond, before they are cut into grains.
+        num_grains: actions that take no time.
         serial: one micro-batch after another: the order that needs the least memory.
         ranks: shape (n,).
         kinds: shape (n,).
@@ -57,6 +60,7 @@ class Instance:
     spec: PipelineSpec
     durations_ms: FloatArray
     units_per_ms: float
+    num_grains: int
     serial: Schedule
     ranks: Int64Array
     kinds: Int64Array
@@ -95,7 +99,10 @@ class Instance:
         index[kinds, stages, microbatches] = np.arange(program.num_actions)
         busy_ms = program.busy_ms(durations[kinds, stages, microbatches])[0]
         units = common_unit([*busy_ms, *program.input_lag_ms.ravel()])
-        busy, lags = _whole(busy_ms, units), _whole(program.input_lag_ms, units)
+        busy = _whole(busy_ms, units)
+        num_grains = int((busy == 0).sum())
+        busy = np.where(busy, busy * _grains_per_unit(num_grains), 1)
+        lags = _whole(program.input_lag_ms, units) * _grains_per_unit(num_grains)
         arcs = [
             (int(before), after, int(lag))
             for after in range(program.num_actions)
@@ -109,11 +116,22 @@ class Instance:
         ]
         allocated, freed, limits = _memory(program.allocated, program.freed, program.memory_limits)
         return cls(
-            spec=spec, durations_ms=durations, units_per_ms=units, serial=serial,
-            ranks=program.ranks.astype(np.int64), kinds=kinds, stages=stages,
-            microbatches=microbatches, index=index, busy=busy, arcs=tuple(arcs),
-            allocated=allocated, freed=freed, limits=limits,
-        )  # fmt: skip
+            spec=spec,
+            durations_ms=durations,
+            units_per_ms=units,
+            num_grains=num_grains,
+            serial=serial,
+            ranks=program.ranks.astype(np.int64),
+            kinds=kinds,
+            stages=stages,
+            microbatches=microbatches,
+            index=index,
+            busy=busy,
+            arcs=tuple(arcs),
+            allocated=allocated,
+            freed=freed,
+            limits=limits,
+        )
 
     @property
     def num_actions(self) -> int:
@@ -126,17 +144,9 @@ class Instance:
         lowest = [self.spec.stage_ranks.index(rank) for rank in range(self.spec.num_ranks)]
         return self.index[Kind.F, lowest, 0]
 
-    def schedule_of(self, starts: npt.ArrayLike) -> Schedule:
-        """The order of actions with these starts, shape (n,), units.
-
-        Of actions that take no time and stand at one instant, earlier micro-batches go first.
-        """
-        starts = np.asarray(starts)
-        last = 2 * self.spec.num_stages
-        level = np.where(self.kinds == Kind.F, self.stages, last - self.stages)
-        order = np.lexsort(
-            (self.kinds, level, self.microbatches, starts + self.busy, starts, self.ranks)
-        )
+    def schedule_of(self, starts: Int64Array) -> Schedule:
+        """The order of actions with these starts, shape (n,), units."""
+        order = np.lexsort((starts, self.ranks))
         return Schedule.from_arrays(
             name="optimal",
             stage_ranks=self.spec.stage_ranks,
@@ -151,11 +161,11 @@ class Instance:
         """Starts of the actions, shape (n,), units, when a schedule of F, I and W runs as it stands."""
         program = encode(self.spec, schedule)
         number = self.index[program.kinds, program.stages, program.microbatches]
+        lags = _whole(program.input_lag_ms, self.units_per_ms) * _grains_per_unit(self.num_grains)
         starts = np.empty(self.num_actions, np.int64)
         starts[number] = static_starts(
             program.order, program.rank_offsets, program.ranks, program.inputs,
-            _whole(program.input_lag_ms, self.units_per_ms).astype(np.float64),
-            self.busy[number].astype(np.float64),
+            lags.astype(np.float64), self.busy[number].astype(np.float64),
         )  # fmt: skip
         return starts
 
@@ -166,6 +176,15 @@ class Instance:
         if stage_span:
             ends -= starts[self.first_actions]
         return int(ends.max())
+
+    def to_ms(self, value: int) -> float:
+        """Milliseconds of a value or a bound, without grains."""
+        return (value + self.num_grains) // _grains_per_unit(self.num_grains) / self.units_per_ms
+
+
+def _grains_per_unit(num_grains: int) -> int:
+    """A span is an end less a start, so it is off by up to all grains either way."""
+    return 2 * num_grains + 1
 
 
 def serial_schedule(spec: PipelineSpec) -> Schedule:
@@ -190,7 +209,8 @@ def serial_schedule(spec: PipelineSpec) -> Schedule:
 def split_backwards(schedule: Schedule) -> Schedule:
     """The same order with each full backward as I with W right behind it.
 
-    Each stage's W then go in micro-batch order: a full backward may have overtaken the W of an earlier one.
+    Each stage's I and W then go in micro-batch order, which a full backward may have left: micro-batches
+    are alike, so whichever comes k-th can be called number k, and nothing gets later.
     """
     full = schedule.kinds == Kind.B
     source = np.repeat(np.arange(schedule.num_actions), 1 + full)
@@ -199,8 +219,8 @@ def split_backwards(schedule: Schedule) -> Schedule:
     ends = np.concatenate([[0], np.cumsum(1 + full)])
     stages, microbatches = schedule.stages[source], schedule.microbatches[source]
     for stage in range(schedule.num_stages):
-        weights = (kinds == Kind.W) & (stages == stage)
-        microbatches[weights] = np.arange(schedule.num_microbatches)
+        for kind in (Kind.I, Kind.W):
+            microbatches[(kinds == kind) & (stages == stage)] = np.arange(schedule.num_microbatches)
     return Schedule.from_arrays(
         name=schedule.name,
         stage_ranks=schedule.stage_ranks,

@@ -75,6 +75,16 @@ class PlacementSearch:
         self._workers = workers
         self._rng = np.random.default_rng(seed)
 
+    @property
+    def value_ms(self) -> float:
+        """Of the best order."""
+        return self.instance.to_ms(self.value)
+
+    @property
+    def bound_ms(self) -> float:
+        """No order has less."""
+        return self.instance.to_ms(self.bound)
+
     def run(self, budget: Budget, rival_ms: float, report: Callable[[], None]) -> None:
         """Improves the order and the bound until they meet, or time is up, or a rival can't be beaten.
 
@@ -86,17 +96,14 @@ class PlacementSearch:
         Raises:
             KeyboardInterrupt: after it has stopped the solver; what it has found so far is kept.
         """
-        rival = rival_ms * self.instance.units_per_ms
         size, in_vain = float(_FIRST_SIZE), 0.0
         reserve = budget.left_s * (1.0 - _STRETCH_SHARE)
-        while self.bound < min(self.value, rival) and budget.left_s > 0.0:
+        while self.bound_ms < min(self.value_ms, rival_ms) and budget.left_s > 0.0:
             whole = size >= self.instance.num_actions or budget.left_s < reserve
             model = self._whole() if whole else self._stretch(int(size))
             value = self.value
-            status = self._solve(model, budget, report, whole=whole)
+            self._solve(model, budget, report, whole=whole)
             if whole:
-                if status == cp_model.OPTIMAL:
-                    self.bound = self.value
                 return
             in_vain = 0.0 if self.value < value else in_vain + size / self.instance.num_actions
             if in_vain > _COVERAGE:
@@ -123,7 +130,7 @@ class PlacementSearch:
 
     def _solve(
         self, model: OrderModel, budget: Budget, report: Callable[[], None], *, whole: bool
-    ) -> cp_model.CpSolverStatus:
+    ) -> None:
         solver = cp_model.CpSolver()
         parameters = solver.parameters
         parameters.catch_sigint_signal = False
@@ -144,12 +151,7 @@ class PlacementSearch:
         watcher = _Watcher(model)
         if whole:
             solver.best_bound_callback = watcher.note_bound
-        status = [cp_model.UNKNOWN]
-
-        def work() -> None:
-            status[0] = solver.solve(model.cp, watcher)
-
-        thread = Thread(target=work)
+        thread = Thread(target=solver.solve, args=(model.cp, watcher))
         thread.start()
         try:
             while thread.is_alive():
@@ -163,8 +165,9 @@ class PlacementSearch:
         finally:
             self._take(watcher)
         budget.charge(solver)
+        if whole:
+            self.bound = min(max(self.bound, round(solver.best_objective_bound)), self.value)
         report()
-        return status[0]
 
     def _take(self, watcher: _Watcher) -> None:
         """Keeps what the solver has found: orders that are no worse move the search on."""

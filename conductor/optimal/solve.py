@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 
@@ -22,6 +23,8 @@ from conductor.schedules.memory import check_memory
 from conductor.schedules.registry import SCHEDULES, adapt, build
 from conductor.simulator.simulate import timeline
 
+_ROUNDING = 1e-9
+"""Share of a time by which sums of floats in another order may differ."""
 _REPORT_S = 1.0
 """A progress report comes at least so often."""
 
@@ -87,7 +90,7 @@ def solve(
                 seed=seed,
             )
         )  # fmt: skip
-    searches.sort(key=lambda search: search.bound / search.instance.units_per_ms)
+    searches.sort(key=lambda search: search.bound_ms)
     reporter = _Reporter(searches, on_progress, begin)
     status: Status = "feasible"
     try:
@@ -95,7 +98,7 @@ def solve(
         _run(searches, time_limit_s, deterministic, reporter)
     except KeyboardInterrupt:
         status = "interrupted"
-    best = min(searches, key=_value_ms)
+    best = min(searches, key=lambda search: search.value_ms)
     value, bound = reporter.state()
     if bound >= value:
         status = "optimal"
@@ -110,7 +113,7 @@ def solve(
         status=status,
         value_ms=exact,
         makespan_ms=run.makespan_ms,
-        bound_ms=min(bound, exact),
+        bound_ms=exact if math.isclose(bound, exact, rel_tol=_ROUNDING) else min(bound, exact),
         wall_s=time.perf_counter() - begin,
     )
 
@@ -129,7 +132,7 @@ def lower_bound_ms(
         return float("inf")
     instance = Instance.of(spec, durations_ms)
     windows = find_windows(instance, stage_span=objective == "stage-span")
-    return windows.bound / instance.units_per_ms
+    return instance.to_ms(windows.bound)
 
 
 def _placed(
@@ -197,14 +200,10 @@ def _run(
     left = limit_s
     for done, search in enumerate(searches):
         budget = Budget(left / (len(searches) - done), deterministic=deterministic)
-        rival = min((_value_ms(other) for other in searches if other is not search), default=np.inf)
+        rival = min((other.value_ms for other in searches if other is not search), default=np.inf)
         share = budget.left_s
         search.run(budget, rival, reporter)
         left -= share - budget.left_s
-
-
-def _value_ms(search: PlacementSearch) -> float:
-    return search.value / search.instance.units_per_ms
 
 
 class _Reporter:
@@ -224,8 +223,8 @@ class _Reporter:
 
     def state(self) -> tuple[float, float]:
         """Best value and bound, milliseconds."""
-        value = min(map(_value_ms, self._searches))
-        bound = min(search.bound / search.instance.units_per_ms for search in self._searches)
+        value = min(search.value_ms for search in self._searches)
+        bound = min(search.bound_ms for search in self._searches)
         return value, min(bound, value)
 
     def __call__(self) -> None:

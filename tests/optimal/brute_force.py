@@ -10,7 +10,7 @@ import numpy as np
 
 from conductor.problem.spec import PipelineSpec
 
-F, I, W = range(3)  # noqa: E741
+F, I, W = range(3)
 
 
 def brute_force(
@@ -27,9 +27,7 @@ def brute_force(
 
 
 class _Search:
-    def __init__(
-        self, spec: PipelineSpec, objective: str, durations: np.ndarray | None
-    ) -> None:
+    def __init__(self, spec: PipelineSpec, objective: str, durations: np.ndarray | None) -> None:
         self.spec, self.span = spec, objective == "stage-span"
         self.ranks, self.stages = spec.stage_ranks, spec.num_stages
         self.count = spec.num_microbatches
@@ -105,9 +103,7 @@ class _Search:
         rank, number = self.ranks[stage], state[stage][kinds[0]]
         coming = dict(arrivals)
         start = max(free[rank], coming.pop((kinds[0], stage, number), 0.0))
-        end = start + sum(
-            self.durations[kind][stage][state[stage][kind]] for kind in kinds
-        )
+        end = start + sum(self.durations[kind][stage][state[stage][kind]] for kind in kinds)
         target = None
         if kinds == (F,) and stage + 1 < self.stages:
             target, link = (F, stage + 1, number), stage

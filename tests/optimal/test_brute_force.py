@@ -43,9 +43,7 @@ def tiny(costs, ranks, microbatches, *, stages_per_rank=1, placement="sequential
 def agrees(spec: PipelineSpec, objective: str = "makespan", durations=None) -> None:
     """The proof, the schedule and the searchless bound agree with all orders."""
     least = brute_force(spec, objective, durations)
-    result = solve(
-        spec, objective=objective, durations_ms=durations, workers=1, time_limit_s=120
-    )
+    result = solve(spec, objective=objective, durations_ms=durations, workers=1, time_limit_s=120)
     assert result.status == "optimal"
     assert result.value_ms == pytest.approx(least, rel=1e-6)
     assert result.bound_ms == pytest.approx(least, rel=1e-5)
@@ -122,7 +120,9 @@ def test_uneven_specs(spec, objective):
 @settings(max_examples=15)
 @given(tiny_specs(), st.integers(0, 2**32))
 def test_the_order_of_someone_who_knows_the_realised_durations(spec, seed):
-    factors = np.random.default_rng(seed).uniform(0.5, 1.5, (3, spec.num_stages, spec.num_microbatches))
+    factors = np.random.default_rng(seed).uniform(
+        0.5, 1.5, (3, spec.num_stages, spec.num_microbatches)
+    )
     agrees(spec, durations=spec.duration_ms[:3, :, None] * factors)
 
 

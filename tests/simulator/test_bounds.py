@@ -71,6 +71,23 @@ def test_uniform_stages_have_the_published_bounds(placement, head):
     assert lower_bounds(spec).per_rank_ms == pytest.approx(published)
 
 
+@pytest.mark.parametrize(
+    ("size", "limit", "optimum"),
+    [((4, 8), 4, 259.8), ((8, 16), 8, 534.2), ((4, 8), 8, 247.2), ((8, 16), 16, 504.8)],
+)
+def test_uniform_stages_are_bound_by_their_proved_optimum(size, limit, optimum):
+    spec = PipelineSpec(
+        num_ranks=size[0],
+        num_microbatches=size[1],
+        forward_ms=10.0,
+        backward_input_ms=10.0,
+        backward_weight_ms=7.0,
+        transfer_ms=0.4,
+        memory_limit=float(limit),
+    )
+    assert lower_bounds(spec).makespan_ms == pytest.approx(optimum)
+
+
 def test_memory_for_one_microbatch_runs_them_one_after_another():
     spec = PipelineSpec(
         num_ranks=2,

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from conductor.ir.schedule import FloatArray
-from conductor.simulator.program import Program
 from conductor.variation.kernels import markov_factors
-from conductor.variation.variation import Factor, check_range, check_share
+from conductor.variation.variation import Actions, Factor, check_range, check_share
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,9 +35,9 @@ class MarkovStragglers(Factor):
         check_share("p_slow", self.p_slow)
         check_share("p_recover", self.p_recover)
 
-    def factors(self, program: Program, draws: int, rng: np.random.Generator) -> FloatArray:
+    def factors(self, program: Actions, draws: int, rng: np.random.Generator) -> FloatArray:
         """`factor` where the rank is slow, 1 elsewhere; every rank starts at its full speed."""
-        chance = rng.random((draws, program.num_actions))
+        chance = rng.random((draws, len(program.ranks)))
         factors: FloatArray = markov_factors(
             chance, program.rank_offsets, self.factor, self.p_slow, self.p_recover
         )

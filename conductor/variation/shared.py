@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from conductor.ir.schedule import FloatArray
-from conductor.simulator.program import Program
-from conductor.variation.variation import Factor, check_level, check_range, check_share
+from conductor.variation.variation import Actions, Factor, check_level, check_range, check_share
 
 
 def _bulk_and_heavy(
@@ -49,7 +48,7 @@ class MicrobatchFactor(Factor):
         check_share("heavy_share", self.heavy_share)
         check_range("heavy", self.heavy)
 
-    def factors(self, program: Program, draws: int, rng: np.random.Generator) -> FloatArray:
+    def factors(self, program: Actions, draws: int, rng: np.random.Generator) -> FloatArray:
         """One factor a draw and micro-batch."""
         shape = (draws, int(program.microbatches.max()) + 1)
         shared = _bulk_and_heavy(rng, shape, self.level, self.heavy_share, self.heavy)
@@ -82,9 +81,9 @@ class RankFactor(Factor):
         check_share("slow_share", self.slow_share)
         check_range("slow", self.slow)
 
-    def factors(self, program: Program, draws: int, rng: np.random.Generator) -> FloatArray:
+    def factors(self, program: Actions, draws: int, rng: np.random.Generator) -> FloatArray:
         """One factor a draw and rank."""
-        shape = (draws, program.num_ranks)
+        shape = (draws, len(program.rank_offsets) - 1)
         shared = _bulk_and_heavy(rng, shape, self.level, self.slow_share, self.slow)
         return np.ascontiguousarray(shared[:, program.ranks])
 
@@ -112,7 +111,7 @@ class StageFactor(Factor):
         check_level("level", self.level)
         check_range("last", self.last)
 
-    def factors(self, program: Program, draws: int, rng: np.random.Generator) -> FloatArray:
+    def factors(self, program: Actions, draws: int, rng: np.random.Generator) -> FloatArray:
         """One factor a draw and stage."""
         num_stages = int(program.stages.max()) + 1
         shared = rng.uniform(1.0 - self.level, 1.0 + self.level, (draws, num_stages))

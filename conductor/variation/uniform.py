@@ -8,8 +8,7 @@ import numpy as np
 
 from conductor.ir.schedule import FloatArray
 from conductor.problem.kind import Kind
-from conductor.simulator.program import Program
-from conductor.variation.variation import Factor, check_level
+from conductor.variation.variation import Actions, Factor, check_level
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +34,7 @@ class UniformNoise(Factor):
         """
         check_level("noise", self.level)
 
-    def factors(self, program: Program, draws: int, rng: np.random.Generator) -> FloatArray:
+    def factors(self, program: Actions, draws: int, rng: np.random.Generator) -> FloatArray:
         """Independent factors of all actions."""
         num_stages, num_units = int(program.stages.max()) + 1, int(program.units.max()) + 1
         grid = rng.uniform(

@@ -9,14 +9,52 @@ from typing import Protocol
 import numpy as np
 
 from conductor.errors import InvalidSpecError
-from conductor.ir.schedule import FloatArray
-from conductor.simulator.program import Program
+from conductor.ir.schedule import FloatArray, Int8Array, Int32Array, Int64Array
+
+
+class Actions(Protocol):
+    """What a model of variation knows of a program; `simulator.program.Program` is one."""
+
+    @property
+    def rank_offsets(self) -> Int64Array:
+        """Rank r owns the actions `[offsets[r], offsets[r + 1])`."""
+        ...
+
+    @property
+    def ranks(self) -> Int32Array:
+        """Rank of each action."""
+        ...
+
+    @property
+    def kinds(self) -> Int8Array:
+        """Kind of each action."""
+        ...
+
+    @property
+    def stages(self) -> Int32Array:
+        """Stage of each action."""
+        ...
+
+    @property
+    def microbatches(self) -> Int32Array:
+        """Micro-batch of each action."""
+        ...
+
+    @property
+    def units(self) -> Int32Array:
+        """Micro-batch and sequence split of each action in one number."""
+        ...
+
+    @property
+    def duration_ms(self) -> FloatArray:
+        """Expected duration of each action."""
+        ...
 
 
 class Variation(Protocol):
     """Anything that draws realised durations."""
 
-    def sample(self, program: Program, draws: int, rng: np.random.Generator) -> FloatArray:
+    def sample(self, program: Actions, draws: int, rng: np.random.Generator) -> FloatArray:
         """Realised durations in milliseconds, shape (draws, n), program order."""
         ...
 
@@ -27,10 +65,10 @@ class Factor(ABC):
     __slots__ = ()
 
     @abstractmethod
-    def factors(self, program: Program, draws: int, rng: np.random.Generator) -> FloatArray:
+    def factors(self, program: Actions, draws: int, rng: np.random.Generator) -> FloatArray:
         """Realised over expected duration, shape (draws, n), program order."""
 
-    def sample(self, program: Program, draws: int, rng: np.random.Generator) -> FloatArray:
+    def sample(self, program: Actions, draws: int, rng: np.random.Generator) -> FloatArray:
         """Realised durations in milliseconds, shape (draws, n), program order."""
         return program.duration_ms * self.factors(program, draws, rng)
 
@@ -39,9 +77,9 @@ class Factor(ABC):
 class NoVariation(Factor):
     """Every action takes its expected time."""
 
-    def factors(self, program: Program, draws: int, rng: np.random.Generator) -> FloatArray:
+    def factors(self, program: Actions, draws: int, rng: np.random.Generator) -> FloatArray:
         """Ones."""
-        return np.ones((draws, program.num_actions))
+        return np.ones((draws, len(program.ranks)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +88,9 @@ class Product(Factor):
 
     parts: tuple[Factor, ...]
 
-    def factors(self, program: Program, draws: int, rng: np.random.Generator) -> FloatArray:
+    def factors(self, program: Actions, draws: int, rng: np.random.Generator) -> FloatArray:
         """The product of the parts' factors."""
-        product = np.ones((draws, program.num_actions))
+        product = np.ones((draws, len(program.ranks)))
         for part in self.parts:
             product *= part.factors(program, draws, rng)
         return product

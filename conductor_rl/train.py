@@ -77,7 +77,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=count, default=0)
     parser.add_argument("--device", default="cpu", help="where the network learns: cpu or cuda")
     parser.add_argument("--save", type=Path, metavar="FILE.pt", help="write the training here")
-    parser.add_argument("--threads", type=positive, default=2, help="of the simulator and of torch")
+    parser.add_argument("--threads", type=positive, default=2, help="of the simulator")
     return parser
 
 

@@ -19,7 +19,8 @@ def demo(
     ] = 500,
     seed: Annotated[int, typer.Option(metavar="S", min=0, help="Seed of everything.")] = 0,
     threads: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Threads of the simulator and of torch.")
+        int,
+        typer.Option(metavar="N", min=1, help="Threads of the simulator; they change no result."),
     ] = 2,
 ) -> None:
     """Plan a published profile, train the scheduler, compare it with every baseline."""

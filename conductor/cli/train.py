@@ -57,7 +57,8 @@ def train(
         typer.Option(metavar="FILE.pt", help="Go on with the training in this file, exactly."),
     ] = None,
     threads: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Threads of the simulator and of torch.")
+        int,
+        typer.Option(metavar="N", min=1, help="Threads of the simulator; they change no result."),
     ] = 2,
     device: Annotated[
         str, typer.Option(metavar="NAME", help="Where the network learns: cpu or cuda.")
@@ -130,7 +131,8 @@ def run_training(training: Training, *, save: Path | None, threads: int) -> dict
     from conductor.rl.checkpoint import save_checkpoint
     from conductor.rl.ppo import train as run
 
-    torch.set_num_threads(threads)
+    # Its matrices are too small to share, and one thread gives the same weights on every machine.
+    torch.set_num_threads(1)
     wall, cpu = time.perf_counter(), time.process_time()
     columns = (
         TextColumn("training"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),

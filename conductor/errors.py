@@ -34,3 +34,7 @@ class FormatError(ConductorError):
 
 class MissingExtraError(ConductorError):
     """An optional dependency is not installed: the message says which extra brings it."""
+
+
+class RankError(ConductorError):
+    """A step that cannot go on, on this rank or another: says which rank, at which action, and why."""

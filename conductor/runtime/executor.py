@@ -1,0 +1,350 @@
+"""`ConductorSchedule`: a plan as a schedule object like those of `torch.distributed.pipelining`."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.pipelining import PipelineStage
+
+from conductor.errors import InvalidScheduleError, RankError
+from conductor.ir.schedule import FloatArray, Schedule
+from conductor.ir.validate import validate
+from conductor.problem.kind import Kind
+from conductor.problem.spec import PipelineSpec
+from conductor.runtime import torch_shim
+from conductor.runtime.dispatch import RankPlan, rank_plan
+from conductor.runtime.faults import Alarm
+from conductor.runtime.links import Inbox, Incoming, Outgoing, links_of
+from conductor.runtime.pace import Pace
+from conductor.runtime.step import Batch, Step, StepTimes, failure
+from conductor.simulator.timeline import Timeline
+
+Mode = Literal["static", "ready-first"]
+_serial = itertools.count()
+
+
+class ConductorSchedule:
+    """Runs a plan on this rank's stages, with the gradients of the un-pipelined model, bit for bit.
+
+    Every rank of the pipeline's group makes one, at the same place of the program. CPU tensors (gloo).
+
+    Args:
+        stages: this rank's stages, from `wrap_stage` or with static `input_args` and `output_args`.
+        n_microbatches: micro-batches in a step; the plan's.
+        loss_fn: of the last stage's output and the target, one micro-batch each; None has no backward.
+        plan: the order of every rank.
+        mode: `static`, or `ready-first`: an action whose inputs are there may run before a planned one
+            whose inputs are late, within the memory limit.
+        patience: ready-first waits this share of a forward's time for the planned action.
+        spec: activation memory and limits for ready-first; None holds it to the plan's own peak.
+        scale_grads: divide the gradients by the number of micro-batches, for losses that are means.
+        accumulation_steps: steps for each optimizer step; the gradients are scaled once, after the last.
+        pace: stretches the actions (emulated devices).
+        timeout_s: longest wait for a message before the step fails on every rank.
+
+    Raises:
+        InvalidScheduleError: the plan is no valid schedule or is not for these stages.
+        RankError: the ranks differ in their plan or their version of torch.
+    """
+
+    def __init__(
+        self,
+        stages: Sequence[PipelineStage],
+        n_microbatches: int,
+        loss_fn: Callable[..., Tensor] | None = None,
+        *,
+        plan: Schedule,
+        mode: Mode = "static",
+        patience: float = 0.2,
+        spec: PipelineSpec | None = None,
+        scale_grads: bool = True,
+        accumulation_steps: int = 1,
+        pace: Pace | None = None,
+        timeout_s: float = 300.0,
+    ) -> None:
+        if mode not in get_args(Mode):
+            raise ValueError(f"mode must be one of {', '.join(get_args(Mode))}, not {mode!r}")
+        _check_stages(stages)
+        self._stages = {stage.stage_index: stage for stage in stages}
+        group = stages[0].group or dist.group.WORLD
+        assert group is not None
+        self._global_ranks = dist.get_process_group_ranks(group)
+        self.rank, num_ranks = stages[0].group_rank, len(self._global_ranks)
+        self._loss_fn, self._mode, self._patience, self._spec = loss_fn, mode, patience, spec
+        self._scale_grads, self._accumulation_steps = scale_grads, accumulation_steps
+        self._pace = pace
+        self._control = group
+        name = f"conductor/{'-'.join(map(str, self._global_ranks))}/{next(_serial)}"
+        self._alarm = Alarm(torch_shim.default_store(), name, self.rank, num_ranks, timeout_s)
+        self._timeout_s = timeout_s
+        self._inbox: Inbox = Inbox()
+        self._outgoing: dict[int, Outgoing] = {}
+        self._incoming: dict[int, Incoming] = {}
+        self._prepared: tuple[int, bool] | None = None
+        self._num_steps = self._num_accumulated = 0
+        self._failed = False
+        self.times: StepTimes | None = None
+        self.set_plan(plan, n_microbatches)
+        self._open_links(name)
+
+    @property
+    def plan(self) -> Schedule:
+        """The plan in force."""
+        return self._schedule
+
+    @property
+    def num_steps(self) -> int:
+        """Steps begun, evaluations with them."""
+        return self._num_steps
+
+    def set_plan(self, plan: Schedule, n_microbatches: int | None = None) -> None:
+        """Changes the plan from the next step on; every rank calls it between the same two steps.
+
+        Raises:
+            InvalidScheduleError: the plan is not valid, or places the stages otherwise.
+            RankError: other ranks were given another plan.
+        """
+        self._agree(plan, n_microbatches)
+        validate(plan)
+        if n_microbatches not in (None, plan.num_microbatches):
+            raise InvalidScheduleError(
+                f"{plan.name} has {plan.num_microbatches} micro-batches, not {n_microbatches}"
+            )
+        here = sorted(s for s, rank in enumerate(plan.stage_ranks) if rank == self.rank)
+        if here != sorted(self._stages) or plan.num_ranks != len(self._global_ranks):
+            raise InvalidScheduleError(
+                f"{plan.name} puts stages {here} on rank {self.rank} of {plan.num_ranks}, but it"
+                f" holds stages {sorted(self._stages)} of {len(self._global_ranks)} ranks"
+            )
+        self._schedule = plan
+        self._rank_plans: dict[bool, RankPlan] = {
+            has_backward: rank_plan(plan, self.rank, self._spec, forward_only=not has_backward)
+            for has_backward in (True, False)
+        }
+
+    def step(
+        self,
+        *args: Any,
+        target: Any = None,
+        losses: list[Tensor] | None = None,
+        return_outputs: bool = True,
+        **kwargs: Any,
+    ) -> Any:
+        """Runs one training step on a whole batch.
+
+        Args:
+            args: inputs of the first stage; other ranks pass none.
+            target: for the loss; the last stage's rank passes it.
+            losses: emptied and filled with the loss of each micro-batch, where the last stage is.
+            return_outputs: whether to give the last stage's outputs.
+            kwargs: for every stage.
+
+        Returns:
+            The outputs of the whole batch on the last stage's rank, else None.
+
+        Raises:
+            RankError: a rank cannot go on; every rank raises it.
+        """
+        if self._loss_fn is not None and not torch.is_grad_enabled():
+            raise RuntimeError("step() needs gradients enabled; eval() does not")
+        outputs = self._run(
+            args, kwargs, target, losses, return_outputs, has_backward=self._loss_fn is not None
+        )
+        self._num_accumulated += 1
+        if self._num_accumulated == self._accumulation_steps:
+            self._num_accumulated = 0
+            if self._scale_grads and self._loss_fn is not None:
+                self._scale(self._schedule.num_microbatches * self._accumulation_steps)
+        return outputs
+
+    def eval(
+        self,
+        *args: Any,
+        target: Any = None,
+        losses: list[Tensor] | None = None,
+        return_outputs: bool = True,
+        **kwargs: Any,
+    ) -> Any:
+        """Runs the forwards only, without gradients; leaves gradients alone. Otherwise as `step`."""
+        with torch.no_grad():
+            return self._run(args, kwargs, target, losses, return_outputs, has_backward=False)
+
+    def timeline(self, spec: PipelineSpec) -> Timeline:
+        """The last training step as measured, on every rank; every rank calls it.
+
+        Times are from the first start of an action, on the clock that the ranks of one machine share.
+
+        Raises:
+            RankError: no training step has run yet.
+        """
+        if self.times is None:
+            raise RankError("no training step has run yet, so there is no timeline")
+        rows: list[Any] = [None] * len(self._global_ranks)
+        dist.all_gather_object(rows, (self.times.start_ns, self.times.end_ns), self._control)
+        starts = np.concatenate([start for start, _ in rows])
+        ends = np.concatenate([end for _, end in rows])
+        first = starts.min()
+        return Timeline.measured(spec, self._schedule, (starts - first) / 1e6, (ends - first) / 1e6)
+
+    def barrier(self) -> None:
+        """Waits for all ranks."""
+        dist.barrier(self._control)
+
+    def _run(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        target: Any,
+        losses: list[Tensor] | None,
+        return_outputs: bool,
+        *,
+        has_backward: bool,
+    ) -> Any:
+        if self._failed:
+            raise RankError(f"rank {self.rank} has failed in an earlier step")
+        count = self._schedule.num_microbatches
+        plan = self._rank_plans[has_backward]
+        self._prepare(count, has_backward)
+        number, self._num_steps = self._num_steps, self._num_steps + 1
+        lag_ms, targets_ns = self._emulate(number, has_backward)
+        for sender, messages in plan.senders.items():
+            self._incoming[sender].expect(messages, lag_ms)
+        step = Step(
+            number=number,
+            plan=plan,
+            stage_ranks=self._schedule.stage_ranks,
+            stages=self._stages,
+            batch=self._split(args, kwargs, target, count),
+            loss_fn=self._loss_fn,
+            inbox=self._inbox,
+            outgoing=self._outgoing,
+            alarm=self._alarm,
+            targets_ns=targets_ns,
+            patience_ns=self._patience_ns(),
+            has_backward=has_backward,
+        )
+        try:
+            step.run()
+        except BaseException as error:
+            self._failed = True
+            raise failure(step, error, self._alarm) from error
+        if has_backward:
+            self.times = step.times
+        if self._schedule.stage_ranks[-1] != self.rank:
+            return None
+        if losses is not None:
+            losses[:] = [step.losses[m] for m in sorted(step.losses)]
+        outputs = [step.outputs[m] for m in range(count)]
+        return torch_shim.merge(outputs) if return_outputs else None
+
+    def _split(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], target: Any, count: int
+    ) -> Batch:
+        arguments, keywords = torch_shim.split(args, kwargs, count)
+        if len(arguments) != count:
+            raise ValueError(
+                f"the batch gives {len(arguments)} micro-batches, the plan has {count}"
+            )
+        targets = None if target is None else torch.tensor_split(target, count)
+        return Batch(args=arguments, kwargs=keywords, targets=targets)
+
+    def _prepare(self, count: int, has_backward: bool) -> None:
+        for stage in self._stages.values():
+            stage.clear_runtime_states()
+            if self._prepared != (count, has_backward):
+                torch_shim.prepare(stage, count, has_backward=has_backward)
+        self._prepared = count, has_backward
+
+    def _emulate(
+        self, number: int, has_backward: bool
+    ) -> tuple[dict[int, float], list[int] | None]:
+        """Lags of the links and times of this rank's actions, where a pace is set."""
+        if self._pace is None:
+            return {}, None
+        targets: FloatArray = self._pace.targets_ms(self._schedule, number)
+        own = slice(*self._schedule.rank_offsets[self.rank : self.rank + 2].tolist())
+        kept = targets[own]
+        if not has_backward:
+            kept = kept[self._schedule.kinds[own] == Kind.F]
+        return self._pace.lag_ms(self._schedule), (kept * 1e6).astype(np.int64).tolist()
+
+    def _patience_ns(self) -> int | None:
+        """A share of the mean forward that this rank ran in its last step; none of it in the first."""
+        if self._mode == "static":
+            return None
+        if self.times is None or len(self.times.start_ns) != len(self._rank_plans[True].actions):
+            return 0
+        forwards = [
+            end - start
+            for action, start, end in zip(
+                self._rank_plans[True].actions, self.times.start_ns, self.times.end_ns, strict=True
+            )
+            if action.kind is Kind.F
+        ]
+        return int(self._patience * sum(forwards) / len(forwards))
+
+    def _scale(self, divisor: int) -> None:
+        for stage in self._stages.values():
+            for parameter in stage.submod.parameters():
+                if parameter.grad is not None:
+                    parameter.grad.div_(divisor)
+
+    def _agree(self, plan: Schedule, n_microbatches: int | None) -> None:
+        """Refuses plans, settings or versions that differ between ranks."""
+        mine = {
+            "plan": plan_hash(plan),
+            "number of micro-batches": n_microbatches,
+            "mode": self._mode,
+            "accumulation_steps": self._accumulation_steps,
+            "version of torch": torch.__version__,
+        }
+        everyone: list[Any] = [None] * len(self._global_ranks)
+        dist.all_gather_object(everyone, mine, self._control)
+        for what in mine:
+            values = [theirs[what] for theirs in everyone]
+            for rank, value in enumerate(values):
+                if value != values[0]:
+                    raise RankError(
+                        f"the ranks differ in their {what}: rank 0 has {values[0]}, rank {rank} has"
+                        f" {value}"
+                    )
+
+    def _open_links(self, name: str) -> None:
+        for sender, receiver in links_of(self._schedule.stage_ranks, self.rank):
+            group = torch_shim.pair_group(
+                f"{name}/{sender}-{receiver}", int(receiver == self.rank), self._timeout_s
+            )
+            if sender == self.rank:
+                self._outgoing[receiver] = Outgoing(group, self._timeout_s)
+            else:
+                self._incoming[sender] = Incoming(group, sender, self._inbox)
+
+
+def plan_hash(plan: Schedule) -> str:
+    """A short name of an order on a placement: equal for equal plans, on every machine."""
+    digest = hashlib.sha256(repr((plan.stage_ranks, plan.num_microbatches)).encode())
+    for name in ("rank_offsets", "kinds", "stages", "microbatches", "splits"):
+        digest.update(getattr(plan, name).tobytes())
+    return digest.hexdigest()[:12]
+
+
+def _check_stages(stages: Sequence[PipelineStage]) -> None:
+    for stage in stages:
+        if not torch_shim.has_static_shapes(stage):
+            raise InvalidScheduleError(
+                f"stage {stage.stage_index} needs input_args and output_args: use wrap_stage"
+            )
+        if type(stage.submod).__name__ in ("DistributedDataParallel", "FSDPModule") or hasattr(
+            stage.submod, "set_requires_gradient_sync"
+        ):
+            raise InvalidScheduleError(
+                f"stage {stage.stage_index} is wrapped for data parallelism: give the plain module"
+                " and reduce its gradients after the step"
+            )

@@ -1,0 +1,180 @@
+"""Directed links between ranks: announced messages over gloo, one group a direction.
+
+A link carries first-in-first-out sends of one rank to one other. Each message is a small header (what
+it is, for which stage and micro-batch, shapes, types) and then its tensors, so the receiver needs no plan
+of the sender's order. One thread a link waits for messages, as gloo's receives cannot be polled; since it
+takes whatever comes, a send never waits for the receiver's own progress.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from queue import SimpleQueue
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.distributed_c10d import Work
+
+from conductor.errors import RankError
+from conductor.runtime.dispatch import Arrival
+
+_HEADER = 64
+_OUTSTANDING = 4
+"""Sends that a link keeps before it waits for the oldest."""
+_DTYPES = (
+    torch.float32, torch.float16, torch.bfloat16, torch.float64,
+    torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool,
+)  # fmt: skip
+_MISSING = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """What a rank received.
+
+    Attributes:
+        key: what it is and for whom.
+        step: the sender's step.
+        tensors: None where the sender had none to send.
+        sender: rank in the pipeline's group.
+        transfer_ms: from the send to the arrival; of meaning between ranks on one machine.
+    """
+
+    key: Arrival
+    step: int
+    tensors: tuple[Tensor | None, ...]
+    sender: int
+    transfer_ms: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkFailure:
+    """A link that broke."""
+
+    sender: int
+    error: str
+
+
+Inbox = SimpleQueue[Message | LinkFailure]
+
+
+def links_of(stage_ranks: Sequence[int], rank: int) -> list[tuple[int, int]]:
+    """The links of a rank, (sender, receiver): both directions between ranks with neighbouring stages.
+
+    Every rank opens its links in this order, so that nobody waits in a circle.
+    """
+    pairs = set()
+    for one, other in zip(stage_ranks[:-1], stage_ranks[1:], strict=True):
+        if one != other:
+            pairs |= {(one, other), (other, one)}
+    return sorted(pair for pair in pairs if rank in pair)
+
+
+class Outgoing:
+    """The sending end of a link.
+
+    Args:
+        group: of the link; its rank 0 sends, its rank 1 receives.
+        timeout_s: longest wait for a send.
+    """
+
+    def __init__(self, group: Any, timeout_s: float) -> None:
+        self._group, self._timeout = group, timedelta(seconds=timeout_s)
+        self._sent: deque[tuple[Work, Tensor]] = deque()
+
+    def send(self, key: Arrival, step: int, tensors: Sequence[Tensor | None]) -> None:
+        """Sends without waiting, unless several older messages are still on their way."""
+        while len(self._sent) > _OUTSTANDING:
+            self._wait_oldest()
+        is_grad, stage, microbatch = key
+        numbers = [step, int(is_grad), stage, microbatch, time.perf_counter_ns(), len(tensors)]
+        for tensor in tensors:
+            if tensor is None:
+                numbers.append(_MISSING)
+            else:
+                numbers += [_DTYPES.index(tensor.dtype), tensor.dim(), *tensor.shape]
+        if len(numbers) > _HEADER:
+            raise RankError(f"stage {stage} sends {len(tensors)} tensors: too many to announce")
+        numbers += [0] * (_HEADER - len(numbers))
+        self._post(torch.tensor(numbers, dtype=torch.int64))
+        for tensor in tensors:
+            if tensor is not None:
+                self._post(tensor.detach().contiguous())
+
+    def flush(self) -> None:
+        """Waits until everything is sent."""
+        while self._sent:
+            self._wait_oldest()
+
+    def _post(self, tensor: Tensor) -> None:
+        self._sent.append((self._group.send([tensor], 1, 0), tensor))
+
+    def _wait_oldest(self) -> None:
+        work, _ = self._sent[0]
+        work.wait(self._timeout)
+        self._sent.popleft()
+
+
+class Incoming:
+    """The receiving end of a link: a thread that puts what comes into the rank's inbox.
+
+    Args:
+        group: of the link.
+        sender: the other end's rank in the pipeline.
+        inbox: shared by all links of the rank.
+    """
+
+    def __init__(self, group: Any, sender: int, inbox: Inbox) -> None:
+        self._group, self._sender, self._inbox = group, sender, inbox
+        self._orders: SimpleQueue[tuple[int, dict[int, float]]] = SimpleQueue()
+        name = f"conductor-from-{sender}"
+        threading.Thread(target=self._run, name=name, daemon=True).start()
+
+    def expect(self, count: int, lag_ms: dict[int, float]) -> None:
+        """Receive this many messages; each is held back for the lag of its link, by the lower stage."""
+        self._orders.put((count, lag_ms))
+
+    def _run(self) -> None:
+        try:
+            while True:
+                count, lag_ms = self._orders.get()
+                for _ in range(count):
+                    self._inbox.put(self._receive(lag_ms))
+        except Exception as error:  # of any kind: the rank's main thread must hear of it
+            self._inbox.put(LinkFailure(sender=self._sender, error=str(error)))
+
+    def _receive(self, lag_ms: dict[int, float]) -> Message:
+        header = torch.empty(_HEADER, dtype=torch.int64)
+        self._take(header)
+        numbers = header.tolist()
+        step, is_grad, stage, microbatch, sent_ns, count = numbers[:6]
+        rest = iter(numbers[6:])
+        tensors: list[Tensor | None] = []
+        for _ in range(count):
+            dtype = next(rest)
+            if dtype == _MISSING:
+                tensors.append(None)
+                continue
+            tensor = torch.empty([next(rest) for _ in range(next(rest))], dtype=_DTYPES[dtype])
+            self._take(tensor)
+            tensors.append(tensor)
+        lower = stage if is_grad else stage - 1
+        late_s = sent_ns / 1e9 + lag_ms.get(lower, 0.0) / 1e3 - time.perf_counter()
+        if late_s > 0:
+            time.sleep(late_s)
+        return Message(
+            key=(bool(is_grad), stage, microbatch),
+            step=step,
+            tensors=tuple(tensors),
+            sender=self._sender,
+            transfer_ms=(time.perf_counter_ns() - sent_ns) / 1e6,
+        )
+
+    def _take(self, tensor: Tensor) -> None:
+        self._group.recv([tensor], 0, 0).wait()

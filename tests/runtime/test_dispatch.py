@@ -1,0 +1,129 @@
+"""The executor's rule, run for all ranks in virtual time: nothing hangs, memory holds, orders hold."""
+
+import heapq
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from conductor.problem.kind import Kind
+from conductor.problem.placement import stage_ranks
+from conductor.problem.spec import PipelineSpec
+from conductor.runtime.dispatch import Dispatcher, rank_plan
+from conductor.schedules.registry import build
+from conductor.simulator.simulate import timeline
+from tests.runtime.plans import split_gpipe
+
+
+def virtual_step(schedule, durations, *, spec=None, ahead=False, patience=0.0, lag=0.0):
+    """Every rank's dispatcher in virtual time; returns ends (program order) and peak memory."""
+    plans = [rank_plan(schedule, rank, spec) for rank in range(schedule.num_ranks)]
+    states = [Dispatcher(plan) for plan in plans]
+    ends = np.full(schedule.num_actions, np.nan)
+    memory, peaks = [0.0] * len(plans), [0.0] * len(plans)
+    free, busy = [0.0] * len(plans), [False] * len(plans)
+    events = [(0.0, rank, ("look",)) for rank in range(len(plans))]
+    while events:
+        now, rank, event = heapq.heappop(events)
+        state, plan = states[rank], plans[rank]
+        if event[0] == "arrive":
+            state.arrive(event[1])
+        elif event[0] == "end":
+            i = event[1]
+            state.finish(i)
+            memory[rank] -= plan.freed[i]
+            busy[rank], free[rank] = False, now
+            stage, kind, microbatch, _ = plan.actions[i]
+            target = {Kind.F: stage + 1, Kind.W: -1}.get(kind, stage - 1)
+            if 0 <= target < schedule.num_stages and schedule.stage_ranks[target] != rank:
+                message = ("arrive", (kind is not Kind.F, target, microbatch))
+                heapq.heappush(events, (now + lag, schedule.stage_ranks[target], message))
+            if state.num_left:
+                heapq.heappush(events, (now + patience, rank, ("look",)))
+        if busy[rank] or not state.num_left:
+            continue
+        i = state.choose(ahead=ahead and now >= free[rank] + patience)
+        if i is None:
+            continue
+        state.start(i)
+        memory[rank] += plan.allocated[i]
+        peaks[rank] = max(peaks[rank], memory[rank])
+        assert memory[rank] <= plan.limit
+        index = int(schedule.rank_offsets[rank]) + i
+        busy[rank] = True
+        ends[index] = now + durations[index]
+        heapq.heappush(events, (ends[index], rank, ("end", i)))
+    assert all(state.num_left == 0 for state in states), "the step hangs"
+    return ends, peaks
+
+
+def spec_of(ranks, microbatches, **changes):
+    return PipelineSpec(
+        num_ranks=ranks, num_microbatches=microbatches,
+        forward_ms=10.0, backward_input_ms=9.0, backward_weight_ms=7.0,
+    ).with_(**changes)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["1f1b", "zb-1p", "zb-2p", "zb-v", "v-half", "interleaved-1f1b"])
+def test_static_dispatch_takes_the_simulators_time(name):
+    spec = spec_of(4, 8)
+    schedule = build(name, spec)
+    times = timeline(spec, schedule)
+    ends, _ = virtual_step(schedule, times.program.duration_ms)
+    np.testing.assert_allclose(ends, times.end_ms, rtol=1e-12)
+
+
+@settings(max_examples=60)
+@given(
+    name=st.sampled_from(["1f1b", "zb-1p", "zb-2p", "zb-v", "v-half", "v-min", "interleaved-1f1b"]),
+    ranks=st.integers(2, 6),
+    factor=st.integers(1, 4),
+    patience=st.sampled_from([0.0, 2.0, 15.0]),
+    spare=st.sampled_from([None, 0.0, 0.5, 1.0]),
+    seed=st.integers(0, 2**31),
+)
+def test_ready_first_dispatch_never_hangs_nor_exceeds_memory(
+    name, ranks, factor, patience, spare, seed
+):
+    spec = spec_of(ranks, ranks * factor)
+    schedule = build(name, spec)
+    if spare is not None:
+        peak = timeline(spec, schedule).peak_memory.max()
+        spec = spec.with_(memory_limit=float(peak) + spare)
+    rng = np.random.default_rng(seed)
+    durations = timeline(spec, schedule).program.duration_ms * rng.lognormal(
+        0.0, 1.0, schedule.num_actions
+    )
+    ends, peaks = virtual_step(
+        schedule, durations, spec=spec, ahead=True, patience=patience, lag=float(rng.uniform(0, 5))
+    )
+    for kind in Kind:
+        for stage in range(schedule.num_stages):
+            stream = (schedule.kinds == kind) & (schedule.stages == stage)
+            assert (np.diff(ends[stream]) > 0).all()
+    if spec.memory_limit is not None:
+        assert max(peaks) <= spec.memory_limit * (1 + 1e-6)
+
+
+def test_uneven_placements_run():
+    schedule = split_gpipe((0, 0, 1, 2, 2), 6)
+    spec = spec_of(3, 6, placement=schedule.stage_ranks)
+    durations = timeline(spec, schedule).program.duration_ms
+    ends, _ = virtual_step(schedule, durations, spec=spec, ahead=True)
+    assert np.isfinite(ends).all()
+
+
+def test_messages_are_those_between_ranks_only():
+    spec = spec_of(3, 2)
+    plan = rank_plan(build("zb-v", spec), 2, spec)  # stages 2 and 3, both beside the turn
+    assert stage_ranks("v", 3, 2)[2:4] == (2, 2)
+    assert plan.senders == {1: 4}
+    assert set(plan.arrivals) == {(False, 2, 0), (False, 2, 1), (True, 3, 0), (True, 3, 1)}
+
+
+def test_forward_only_keeps_the_forwards():
+    schedule = build("1f1b", spec_of(2, 4))
+    plan = rank_plan(schedule, 1, forward_only=True)
+    assert [str(action) for action in plan.actions] == ["1F0", "1F1", "1F2", "1F3"]
+    assert plan.senders == {0: 4}

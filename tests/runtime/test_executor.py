@@ -1,0 +1,177 @@
+"""Real ranks: loss and every gradient are bitwise those of the model without a pipeline."""
+
+import numpy as np
+import pytest
+import torch
+
+from conductor.problem.spec import PipelineSpec
+from conductor.runtime.executor import ConductorSchedule
+from conductor.runtime.pace import Emulation
+from conductor.schedules.registry import build
+from tests.runtime.networks import (
+    batch,
+    differences,
+    loss_of,
+    network,
+    reference,
+    stages_of,
+)
+from tests.runtime.plans import split_gpipe
+from tests.runtime.ranks import run_ranks
+
+
+def spec_of(ranks, microbatches, **changes):
+    return PipelineSpec(
+        num_ranks=ranks, num_microbatches=microbatches,
+        forward_ms=1.0, backward_input_ms=1.0, backward_weight_ms=1.0,
+    ).with_(**changes)  # fmt: skip
+
+
+class Jitter:
+    """Random times between 0 and 3 ms, seen by the dispatcher as lateness."""
+
+    def targets_ms(self, schedule, step):
+        return np.random.default_rng([7, step]).uniform(0.0, 3.0, schedule.num_actions)
+
+    def lag_ms(self, schedule):
+        return {}
+
+
+def check_step(schedule, stages, net, x, target, rank):
+    """One step; what differs from the reference on this rank."""
+    plan = schedule.plan
+    expected = reference(net, x, target, plan.num_microbatches)
+    for stage in stages:
+        stage.submod.zero_grad()
+    first, last = plan.stage_ranks[0] == rank, plan.stage_ranks[-1] == rank
+    losses = []
+    schedule.step(*([x] if first else []), target=target if last else None, losses=losses)
+    wrong = differences(net, stages)
+    if last and not all(torch.equal(a, b) for a, b in zip(expected, losses, strict=True)):
+        wrong.append("losses")
+    return wrong
+
+
+def train(rank, plans, mode, dtype, checkpointed):
+    """Each plan for one step of the same stages, all from one schedule object."""
+    net = network(plans[0].num_stages, dtype, checkpointed)
+    stages = stages_of(net, plans[0], rank, dtype)
+    schedule = ConductorSchedule(
+        stages, plans[0].num_microbatches, loss_of, plan=plans[0], mode=mode, timeout_s=60,
+        pace=Jitter() if mode == "ready-first" else None,
+    )  # fmt: skip
+    wrong = {}
+    for number, plan in enumerate(plans):
+        schedule.set_plan(plan)
+        x, target = batch(plan.num_microbatches, number, dtype)
+        wrong[f"{number} {plan.name}"] = check_step(schedule, stages, net, x, target, rank)
+    forwards = [stage.submod.forwards for stage in stages]
+    return {name: names for name, names in wrong.items() if names}, forwards
+
+
+def assert_exact(plans, mode="static", dtype=torch.float32, checkpointed=False):
+    results = run_ranks(train, plans[0].num_ranks, plans, mode, dtype, checkpointed)
+    assert [wrong for wrong, _ in results] == [{}] * plans[0].num_ranks, results
+    return [forwards for _, forwards in results]
+
+
+def one_stage_plans(ranks, microbatches):
+    return [build(name, spec_of(ranks, microbatches)) for name in ("1f1b", "zb-1p", "zb-2p")]
+
+
+@pytest.mark.parametrize("mode", ["static", "ready-first"])
+def test_one_stage_a_rank_with_the_plan_swapped_and_the_count_changed(mode):
+    assert_exact([*one_stage_plans(2, 6), *one_stage_plans(2, 4)], mode)
+
+
+@pytest.mark.parametrize("mode", ["static", "ready-first"])
+def test_two_stages_a_rank_in_a_v_on_four_ranks(mode):
+    plans = [build(name, spec_of(4, 8)) for name in ("zb-v", "v-half", "zb-v")]
+    assert_exact(plans, mode)
+
+
+def test_a_loop_of_stages():
+    assert_exact([build("interleaved-1f1b", spec_of(2, 4))], "ready-first")
+
+
+def test_uneven_placements():
+    assert_exact([split_gpipe((0, 0, 1, 2, 1), 3)], "ready-first")
+
+
+def test_checkpointing_in_bf16_runs_two_forwards_a_layer():
+    plans = one_stage_plans(2, 4)
+    forwards = assert_exact(plans, dtype=torch.bfloat16, checkpointed=True)
+    assert forwards == [[2 * 4 * len(plans)]] * 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["static", "ready-first"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_six_ranks(mode, dtype):
+    assert_exact(one_stage_plans(6, 12), mode, dtype)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("name", ["1f1b", "zb-1p", "zb-2p", "zb-v", "v-half", "interleaved-1f1b"])
+def test_every_schedule_in_fp32_and_bf16_checkpointed(ranks, name):
+    plans = [build(name, spec_of(ranks, 2 * ranks))]
+    for dtype in (torch.float32, torch.bfloat16):
+        assert_exact(plans, "ready-first", dtype, checkpointed=True)
+
+
+def accumulate(rank, plan):
+    net = network(plan.num_stages)
+    stages = stages_of(net, plan, rank)
+    schedule = ConductorSchedule(
+        stages, plan.num_microbatches, loss_of, plan=plan, accumulation_steps=2, timeout_s=60
+    )
+    x, target = batch(2 * plan.num_microbatches, 0)
+    reference(net, x, target, 2 * plan.num_microbatches)
+    for part, wanted in zip(x.chunk(2), target.chunk(2), strict=True):
+        schedule.step(*([part] if rank == 0 else []), target=wanted)
+    wrong = differences(net, stages)
+    before = [p.grad.clone() for stage in stages for p in stage.submod.parameters()]
+    losses = []
+    output = schedule.eval(*([part] if rank == 0 else []), target=wanted, losses=losses)
+    after = [p.grad for stage in stages for p in stage.submod.parameters()]
+    kept = all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+    with torch.no_grad():
+        expected = part
+        for module in net:
+            expected = module(expected)
+    if rank == plan.num_ranks - 1:
+        same = torch.equal(expected, output) and len(losses) == plan.num_microbatches
+        return wrong, kept, same
+    return wrong, kept, output is None
+
+
+def test_accumulated_steps_scale_once_and_eval_leaves_gradients_alone():
+    assert run_ranks(accumulate, 2, build("zb-1p", spec_of(2, 4))) == [([], True, True)] * 2
+
+
+def measure(rank, plan, spec):
+    net = network(plan.num_stages)
+    schedule = ConductorSchedule(
+        stages_of(net, plan, rank), plan.num_microbatches, loss_of, plan=plan, timeout_s=60,
+        pace=Emulation(spec=spec),
+    )  # fmt: skip
+    x, target = batch(plan.num_microbatches, 0)
+    schedule.step(*([x] if rank == 0 else []), target=target)
+    times = schedule.timeline(spec)
+    return times.start_ms, times.end_ms
+
+
+def test_the_measured_timeline_keeps_the_emulated_times_and_every_dependency():
+    spec = spec_of(2, 4, forward_ms=5.0, transfer_ms=2.0)
+    plan = build("zb-1p", spec)
+    (start, end), other = run_ranks(measure, 2, plan, spec)
+    assert np.array_equal(start, other[0])
+    from conductor.simulator.program import encode
+
+    program = encode(spec, plan)
+    assert (end - start >= program.duration_ms - 0.01).all()
+    for slot in range(program.inputs.shape[1]):
+        waits = np.flatnonzero(program.inputs[:, slot] >= 0)
+        source = program.inputs[waits, slot]
+        assert (start[waits] >= end[source] + program.input_lag_ms[waits, slot] - 0.01).all()

@@ -131,7 +131,7 @@ def run_training(training: Training, *, save: Path | None, threads: int) -> dict
     from conductor.rl.checkpoint import save_checkpoint
     from conductor.rl.ppo import train as run
 
-    # Its matrices are too small to share, and one thread gives the same weights on every machine.
+    # Its matrices are too small to share: two threads take ten times as long on a busy machine.
     torch.set_num_threads(1)
     wall, cpu = time.perf_counter(), time.process_time()
     columns = (

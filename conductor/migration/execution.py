@@ -196,7 +196,7 @@ def run(prepared: Prepared, durations_ms: npt.ArrayLike | None = None) -> Migrat
     makespan = kernels.run(
         prepared.layout, prepared.costs, prepared.rules, state, log, durations[0], factors[0]
     )
-    _check(prepared, np.array([makespan]))
+    check_progress(prepared, np.array([makespan]))
     count = int(log.num_helps[0])
     return MigrationRun(
         makespan_ms=float(makespan),
@@ -224,7 +224,7 @@ def run_draws(prepared: Prepared, durations_ms: npt.ArrayLike) -> MigrationDraws
     makespans = kernels.run_draws(
         prepared.layout, prepared.costs, prepared.rules, durations, factors, moved, work
     )
-    _check(prepared, makespans)
+    check_progress(prepared, makespans)
     total = prepared.program.duration_ms.sum()
     return MigrationDraws(makespan_ms=makespans, helps=moved[:, 1], moved_share=work / total)
 
@@ -240,7 +240,7 @@ def latest_starts(prepared: Prepared) -> FloatArray:
     makespan = kernels.run(
         layout, prepared.costs, prepared.rules, state, log, durations[0], factors[0]
     )
-    _check(prepared, np.array([makespan]))
+    check_progress(prepared, np.array([makespan]))
     starts = np.concatenate([log.start_ms, log.help_start_ms[: log.num_helps[0]]])
     by_start = np.argsort(-starts, kind="stable")
     latest: FloatArray = kernels.latest_starts(layout, prepared.costs, log, makespan, by_start)
@@ -253,7 +253,8 @@ def _buffers(prepared: Prepared) -> tuple[kernels.State, kernels.Log]:
     return kernels.make_state(n, len(layout.rank_streams) - 1, streams), kernels.make_log(n)
 
 
-def _check(prepared: Prepared, makespans: FloatArray) -> None:
+def check_progress(prepared: Prepared, makespans: FloatArray) -> None:
+    """Raises DeadlockError where a makespan is inf: ranks wait for each other."""
     if not np.isfinite(makespans).all():
         raise DeadlockError(
             f"the order of {prepared.schedule.name!r} cannot be executed: ranks wait for each other"

@@ -66,11 +66,6 @@ class Instance:
         """Choices of a decision: F, I, W for each stage of a rank, and wait."""
         return 3 * self.stages_per_rank + 1
 
-    @property
-    def scale_ms(self) -> float:
-        """What rewards are multiples of: the longest expected time of one micro-batch on a rank."""
-        return float(self.arrays.unit.max())
-
 
 def split_backwards(plan: Schedule) -> Schedule:
     """The plan with every full backward as I, W."""
@@ -139,6 +134,7 @@ def _arrays(spec: PipelineSpec, plan: Schedule, program: Program) -> Arrays:
         microbatches=plan.microbatches,
         expected=expected,
         unit=np.where(unit > 0.0, unit, 1.0),
+        scale=float(unit.max()) or 1.0,
         held=np.bincount(stage_ranks, spec.per_stage("activation_memory"), plan.num_ranks),
         plan_start=expected,
         plan_ready=expected,

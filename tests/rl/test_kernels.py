@@ -87,7 +87,7 @@ def test_rewards_add_up_to_bound_less_makespan(instance: Instance, seed: int) ->
     played = play(instance, durations, Decider.GREEDY)
     decisions = record(instance, durations, Decider.GREEDY)
     if len(decisions.rewards):  # without a choice nothing is rewarded
-        total = float(decisions.rewards.sum()) * instance.scale_ms
+        total = float(decisions.rewards.sum()) * instance.arrays.scale
         assert total == pytest.approx(played.bound_ms[0] - played.makespan_ms[0], abs=1e-3)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
@@ -41,6 +42,7 @@ class MigrationPlan:
         execution: static or ready-first.
         plan_ms: mean makespan over the training draws.
         without_ms: the same order and execution without migration.
+        best_order_ms: the best of the starting orders without migration.
     """
 
     prepared: Prepared
@@ -49,6 +51,7 @@ class MigrationPlan:
     execution: Execution
     plan_ms: float
     without_ms: float
+    best_order_ms: float = math.inf
 
 
 def plan_migration(
@@ -84,6 +87,7 @@ def plan_migration(
     model = model or SimpleModel()
     variation = variation or NoVariation()
     best: MigrationPlan | None = None
+    best_order_ms = math.inf
     for schedule in starting_orders(spec) if schedules is None else schedules:
         for execution in executions:
             if execution == "ready-first" and schedule.overlaps.any():
@@ -91,10 +95,12 @@ def plan_migration(
             for candidate in _candidates(
                 spec, schedule, execution, model, variation, blocks, draws, seed
             ):
+                best_order_ms = min(best_order_ms, candidate.without_ms)
                 if best is None or candidate.plan_ms < best.plan_ms:
                     best = candidate
     if best is None:
         raise ValueError("plan_migration needs at least one schedule")
+    best = replace(best, best_order_ms=best_order_ms)
     if steps:
         best = improve(spec, best, model, variation, draws=draws, steps=steps, seed=seed)
     return best
@@ -187,19 +193,46 @@ def improve(
     seed: int,
     warmth: float = 0.001,
 ) -> MigrationPlan:
-    """Anneals order and knobs together, from a plan; never worse on the training draws."""
-    execution, rules, schedule = plan.execution, plan.rules, plan.schedule
-    if execution == "ready-first" and plan.prepared.layout.looks_ahead.any():
-        # What may overtake what depends on the whole order then: anneal what was executed.
+    """Anneals order and knobs together, from a plan; never worse on the training draws.
+
+    A plan for ready-first execution is annealed twice: its priorities, and, executed statically, the
+    order in which the ranks would start their actions.
+    """
+    realised = training_draws(plan.prepared, variation, draws, seed)
+    known = replace(plan, plan_ms=float(run_draws(plan.prepared, realised).makespan_ms.mean()))
+    starts = [(plan, realised)]
+    if plan.execution == "ready-first":
         order = _executed(plan.prepared)
-        execution, rules = "static", _reordered_rules(rules, order)
-        schedule = _reordered(schedule, order)
+        rules, schedule = _reordered_rules(plan.rules, order), _reordered(plan.schedule, order)
+        prepared = prepare(spec, schedule, model=model, rules=rules)
+        executed = replace(
+            plan, prepared=prepared, rules=rules, schedule=schedule, execution="static"
+        )
+        starts.append((executed, np.ascontiguousarray(realised[:, order])))
+        if plan.prepared.layout.looks_ahead.any():
+            starts = starts[1:]  # what may overtake what depends on the whole order then
+    found = [
+        _annealed(spec, start, model, draws_of_it, steps // len(starts), seed, warmth)
+        for start, draws_of_it in starts
+    ]
+    return min([known, *found], key=lambda candidate: candidate.plan_ms)
+
+
+def _annealed(
+    spec: PipelineSpec,
+    plan: MigrationPlan,
+    model: SimpleModel,
+    realised: FloatArray,
+    steps: int,
+    seed: int,
+    warmth: float,
+) -> MigrationPlan:
+    """The best that annealing finds from a plan."""
+    execution, rules, schedule = plan.execution, plan.rules, plan.schedule
     prepared = prepare(spec, schedule, model=model, rules=rules, execution=execution)
-    realised = training_draws(prepared, variation, draws, seed)
-    varies = len(realised) > 1
     durations, factors = prepared.realise(realised)
     chances = np.random.default_rng(seed).random((steps, 5))
-    if varies:
+    if len(realised) > 1:
         chances[:, 2] *= 0.5  # knobs of single actions would fit the draws; orders generalise
     order = (
         prepared.layout.stream_actions
@@ -211,8 +244,6 @@ def improve(
         durations, factors, chances, REACH, warmth,
         float(run_draws(prepared, realised).makespan_ms.mean()),
     )  # fmt: skip
-    if value >= plan.plan_ms:
-        return plan
     rules = rules.with_(
         latest_start_ms=prepared.rules.latest_start_ms, most_parts=prepared.rules.most_parts
     )
@@ -220,11 +251,13 @@ def improve(
         rules, schedule = _reordered_rules(rules, order), _reordered(schedule, order)
     else:
         rules = rules.with_(priority=prepared.layout.priority)
-    return MigrationPlan(
+    return replace(
+        plan,
         prepared=prepare(spec, schedule, model=model, rules=rules, execution=execution),
-        rules=rules, schedule=schedule, execution=execution,
-        plan_ms=value, without_ms=plan.without_ms,
-    )  # fmt: skip
+        rules=rules,
+        schedule=schedule,
+        plan_ms=float(value),
+    )
 
 
 def _executed(prepared: Prepared) -> Int32Array:

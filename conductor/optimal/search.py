@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from threading import Thread
+from threading import Event, Thread
 
 import numpy as np
 from ortools.sat.python import cp_model
@@ -145,22 +145,32 @@ class PlacementSearch:
             parameters.max_time_in_seconds = budget.left_s
             if not whole:
                 parameters.max_deterministic_time = effort
-        if not whole:
+        if whole:
+            parameters.use_strong_propagation_in_disjunctive = True
+            parameters.use_precedences_in_disjunctive_constraint = True
+        else:
             parameters.linearization_level = 0
             parameters.randomize_search = True
         watcher = _Watcher(model)
         if whole:
             solver.best_bound_callback = watcher.note_bound
-        thread = Thread(target=solver.solve, args=(model.cp, watcher))
-        thread.start()
+        ended = Event()
+
+        def work() -> None:
+            try:
+                solver.solve(model.cp, watcher)
+            finally:
+                ended.set()
+
+        # An event, because an interrupted Thread.join may take the thread for ended.
+        Thread(target=work).start()
         try:
-            while thread.is_alive():
-                thread.join(_TICK_S)
+            while not ended.wait(_TICK_S):
                 self._take(watcher)
                 report()
         except KeyboardInterrupt:
-            solver.stop_search()
-            thread.join()
+            while not ended.wait(_TICK_S):
+                solver.stop_search()
             raise
         finally:
             self._take(watcher)

@@ -70,6 +70,13 @@ def test_proved_optima_of_uneven_stages(stage, factor, limit, optimum):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("limit", "optimum"), [(3, 255.7), (2, 301.9)])
+def test_proved_optima_of_tight_memory_on_a_small_v(limit, optimum):
+    """The memory of V-Half and V-Min: the published orders take 257.3 and 309.5."""
+    proves(uneven(4, 8, limit), optimum, placement="v", time_limit_s=120)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("limit", "at_most"), [(5, 547.3), (4, 615.7)])
 def test_tight_memory_on_a_large_v(limit, at_most):
     result = solve(uneven(8, 16, limit), placement="v", time_limit_s=120)

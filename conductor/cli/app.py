@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import typer
 
-from conductor.cli import demo, evaluate, plan, presets, schedules, simulate, train
+from conductor.cli import demo, evaluate, migrate, plan, presets, run, schedules, simulate, train
 from conductor.errors import ConductorError
 
 _EXTRAS = {"torch": "rl", "gymnasium": "rl", "ortools": "optimal"}
@@ -22,8 +22,10 @@ app = typer.Typer(
 for command, examples in (
     (plan.plan, plan.EXAMPLES),
     (simulate.simulate, simulate.EXAMPLES),
+    (migrate.migrate, migrate.EXAMPLES),
     (train.train, train.EXAMPLES),
     (evaluate.evaluate, evaluate.EXAMPLES),
+    (run.run, run.EXAMPLES),
     (schedules.schedules, schedules.EXAMPLES),
     (presets.presets, presets.EXAMPLES),
     (demo.demo, demo.EXAMPLES),

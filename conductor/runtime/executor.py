@@ -23,7 +23,7 @@ from conductor.runtime.dispatch import RankPlan, rank_plan
 from conductor.runtime.faults import Alarm
 from conductor.runtime.links import Inbox, Incoming, Outgoing, links_of
 from conductor.runtime.pace import Pace
-from conductor.runtime.step import Batch, Step, StepTimes, failure
+from conductor.runtime.step import Batch, Step, StepTimes
 from conductor.simulator.timeline import Timeline
 
 Mode = Literal["static", "ready-first"]
@@ -210,31 +210,17 @@ class ConductorSchedule:
         if self._failed:
             raise RankError(f"rank {self.rank} has failed in an earlier step")
         count = self._schedule.num_microbatches
-        plan = self._rank_plans[has_backward]
-        self._prepare(count, has_backward)
         number, self._num_steps = self._num_steps, self._num_steps + 1
-        lag_ms, targets_ns = self._emulate(number, has_backward)
-        for sender, messages in plan.senders.items():
-            self._incoming[sender].expect(messages, lag_ms)
-        step = Step(
-            number=number,
-            plan=plan,
-            stage_ranks=self._schedule.stage_ranks,
-            stages=self._stages,
-            batch=self._split(args, kwargs, target, count),
-            loss_fn=self._loss_fn,
-            inbox=self._inbox,
-            outgoing=self._outgoing,
-            alarm=self._alarm,
-            targets_ns=targets_ns,
-            patience_ns=self._patience_ns(),
-            has_backward=has_backward,
-        )
+        step = None
         try:
+            self._prepare(count, has_backward)
+            batch = self._split(args, kwargs, target, count)
+            step = self._start(number, batch, has_backward=has_backward)
             step.run()
         except BaseException as error:
             self._failed = True
-            raise failure(step, error, self._alarm) from error
+            doing = f"prepares step {number}" if step is None else step.describe()
+            raise self._alarm.report_error(error, doing) from error
         if has_backward:
             self.times = step.times
         if self._schedule.stage_ranks[-1] != self.rank:
@@ -243,6 +229,26 @@ class ConductorSchedule:
             losses[:] = [step.losses[m] for m in sorted(step.losses)]
         outputs = [step.outputs[m] for m in range(count)]
         return torch_shim.merge(outputs) if return_outputs else None
+
+    def _start(self, number: int, batch: Batch, *, has_backward: bool) -> Step:
+        plan = self._rank_plans[has_backward]
+        lag_ms, targets_ns = self._emulate(number, has_backward)
+        for sender, messages in plan.senders.items():
+            self._incoming[sender].expect(messages, lag_ms)
+        return Step(
+            number=number,
+            plan=plan,
+            stage_ranks=self._schedule.stage_ranks,
+            stages=self._stages,
+            batch=batch,
+            loss_fn=self._loss_fn,
+            inbox=self._inbox,
+            outgoing=self._outgoing,
+            alarm=self._alarm,
+            targets_ns=targets_ns,
+            patience_ns=self._patience_ns(),
+            has_backward=has_backward,
+        )
 
     def _split(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], target: Any, count: int

@@ -46,20 +46,26 @@ class Alarm:
             ) from None
         raise RankError(f"rank {self.rank} stops, as {reason}")
 
-    def report(self, reason: str, *, doing: str) -> RankError:
+    def report_error(self, error: BaseException, doing: str) -> RankError:
         """Tells all ranks; gives the error to raise here, which says what each of them was doing.
 
         Args:
-            reason: begins with "rank N".
+            error: what went wrong on this rank.
             doing: what this rank does, after "rank N".
         """
+        # torch wraps what a module raises; the cause says more.
+        cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
+        if isinstance(cause, RankError):
+            reason = str(cause)
+        else:
+            reason = f"rank {self.rank} {doing}: {type(cause).__name__}: {cause}"
         lines = [reason]
         try:
             # The first failure is the cause; those that follow from it do not replace it.
             first = self._store.compare_set(self._key("failure"), "", reason).decode()
-            if first != reason:
-                lines.append(f"after {first}")
             self._store.set(self._key(f"rank {self.rank}"), doing)
+            if first != reason and first not in reason:
+                lines.append(f"after {first}")
             lines += self._others()
         except RuntimeError:
             lines.append("the other ranks cannot be told: their store is gone")

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 from torch.distributed.pipelining import PipelineStage
 
-from conductor.errors import RankError
 from conductor.ir.action import Action
 from conductor.problem.kind import Kind
 from conductor.runtime import torch_shim
@@ -248,14 +247,6 @@ class Step:
             self._stages[stage_index].set_local_bwd_input(tuple(tensors), microbatch)
         else:
             self._stages[stage_index].set_local_fwd_input(tuple(tensors), microbatch)
-
-
-def failure(step: Step, error: BaseException, alarm: Alarm) -> RankError:
-    """The error with which this rank leaves a step, and of which the others are told."""
-    doing = step.describe()
-    cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
-    kind = "" if type(cause) is RankError else f"{type(cause).__name__}: "
-    return alarm.report(f"rank {alarm.rank} {doing}: {kind}{cause}", doing=doing)
 
 
 def _shapes(shapes: Sequence[tuple[tuple[int, ...], torch.dtype]]) -> str:

@@ -22,7 +22,7 @@ def run_ranks(function, num_ranks, *args, timeout_s=120.0, may_die=()):
 
     Returns:
         What each rank returned, or the text of what it raised as an `Exception` object; None for ranks in
-        `may_die` that ended without either.
+        `may_die`, which are ended when all others have.
     """
     import torch.distributed as dist
 
@@ -39,21 +39,22 @@ def run_ranks(function, num_ranks, *args, timeout_s=120.0, may_die=()):
         processes.append(process)
     deadline = time.monotonic() + timeout_s
     try:
-        return [_result(end, rank, deadline, rank in may_die) for rank, end in enumerate(ends)]
+        return [
+            None if rank in may_die else _result(end, rank, deadline)
+            for rank, end in enumerate(ends)
+        ]
     finally:
         for process in processes:
             process.kill()
             process.join()
 
 
-def _result(end, rank, deadline, may_die):
+def _result(end, rank, deadline):
     if not end.poll(max(0.0, deadline - time.monotonic())):
         raise RankDiedError(f"rank {rank} did not end in time")
     try:
         return end.recv()
     except EOFError:
-        if may_die:
-            return None
         raise RankDiedError(f"rank {rank} ended without a result") from None
 
 

@@ -1,0 +1,242 @@
+"""`conductor run`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from conductor.cli.options import JsonOption, UsageError
+from conductor.errors import ConductorError
+
+if TYPE_CHECKING:
+    from conductor.ir.schedule import Schedule
+    from conductor.problem.spec import PipelineSpec
+    from conductor.runtime.pace import Straggler
+    from conductor.runtime.train import StepRecord
+
+EXAMPLES = (
+    "conductor run --ranks 4",
+    "conductor run --emulate gpt-like --schedule zb-1p --steps 10 --json",
+    "conductor run --emulate gpt-like --noise 0.3 --mode ready-first --trace step.json",
+    "torchrun --nproc-per-node 4 -m conductor run --schedule 1f1b",
+)
+
+
+def run(
+    ranks: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", min=1, help="Ranks to start on this machine (default: the spec's, or 4)."
+        ),
+    ] = None,
+    emulate: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SPEC",
+            help="A preset or a spec file: plan for it, and stretch every action to its times.",
+        ),
+    ] = None,
+    spec: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Plan for this spec, run at the machine's own speed."),
+    ] = None,
+    schedule: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME|FILE.csv",
+            help="A schedule by name, or a file in torch's compute_only CSV (default: the best).",
+        ),
+    ] = None,
+    microbatches: Annotated[
+        int | None,
+        typer.Option(
+            metavar="M", min=1, help="Micro-batches in a step (default: the spec's, or 8)."
+        ),
+    ] = None,
+    mode: Annotated[
+        Literal["static", "ready-first"],
+        typer.Option(help="Strictly in order, or what is ready while the planned action is late."),
+    ] = "static",
+    patience: Annotated[
+        float,
+        typer.Option(
+            metavar="X", min=0.0, help="Ready-first waits this share of a forward's time."
+        ),
+    ] = 0.2,
+    steps: Annotated[int, typer.Option(metavar="N", min=1, help="Optimizer steps.")] = 20,
+    layers: Annotated[int, typer.Option(metavar="N", min=1, help="Layers of the GPT.")] = 16,
+    width: Annotated[int, typer.Option(metavar="N", min=4, help="Width of the GPT.")] = 64,
+    noise: Annotated[
+        float,
+        typer.Option(
+            metavar="X", min=0.0, help="Emulated actions take 1 + U(-X, X) times as long."
+        ),
+    ] = 0.0,
+    straggler: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="rank=R,factor=X[,from=S][,to=S]",
+            help="An emulated rank is slower, in these steps. May be given again.",
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(metavar="S", min=0, help="Seed of everything.")] = 0,
+    trace: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.json", help="Write the last step as a Chrome trace (Perfetto)."),
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Train a small GPT under a plan, on real ranks: loss, time and bubble ratio of each step."""
+    if emulate is not None and spec is not None:
+        raise UsageError("give one of --emulate and --spec")
+    if emulate is None and (noise or straggler):
+        raise UsageError("--noise and --straggler vary emulated times: give --emulate too")
+    stragglers = [_straggler(text) for text in straggler or ()]
+    profile = _profile(emulate or spec, ranks, microbatches)
+    from conductor.runtime.launch import is_rank, join_ranks, launch
+
+    if not is_rank():
+        raise typer.Exit(launch(sys.argv[1:], profile.num_ranks))
+    try:
+        rank, world = join_ranks()
+        if world != profile.num_ranks:
+            raise UsageError(f"the spec has {profile.num_ranks} ranks, but {world} were started")
+        from conductor.runtime.gpt import GPTConfig
+        from conductor.runtime.pace import Emulation
+        from conductor.runtime.sums_text import ALPHABET
+        from conductor.runtime.train import TrainSettings, train
+        from conductor.variation import UniformNoise
+
+        pace = Emulation(
+            spec=profile, variation=UniformNoise(noise), stragglers=stragglers, seed=seed
+        )
+        settings = TrainSettings(
+            config=GPTConfig(num_layers=layers, d_model=width, vocabulary=len(ALPHABET)),
+            num_steps=steps,
+            seed=seed,
+            mode=mode,
+            patience=patience,
+            pace=pace if emulate else None,
+        )
+        plan = _plan_on_one_rank(rank, profile, schedule)
+        quiet = json or rank != 0
+        records, times = train(settings, plan, profile, lambda r: None if quiet else _print(r))
+        if rank == 0:
+            _finish(records, times, plan, profile if emulate else None, trace=trace, json=json)
+    except ConductorError as error:
+        print(f"conductor: {error}", file=sys.stderr, flush=True)
+        # Threads that wait for other ranks must not hold this one up.
+        os._exit(1)
+
+
+def _profile(
+    source: str | Path | None, ranks: int | None, microbatches: int | None
+) -> PipelineSpec:
+    """The spec to plan for: a preset, a file, or equal ranks whose backward is twice the forward."""
+    from conductor.problem.presets import load_preset, preset_names
+    from conductor.problem.spec import PipelineSpec
+    from conductor.problem.spec_file import load_spec
+
+    if source is None:
+        return PipelineSpec(
+            num_ranks=ranks or 4, num_microbatches=microbatches or 8, name="equal ranks",
+            forward_ms=1.0, backward_input_ms=1.0, backward_weight_ms=1.0,
+        )  # fmt: skip
+    name = str(source)
+    profile = load_preset(name) if name in preset_names() else load_spec(name)
+    if ranks not in (None, profile.num_ranks):
+        raise UsageError(f"{name} has {profile.num_ranks} ranks, not {ranks}")
+    return profile.with_(num_microbatches=microbatches or profile.num_microbatches)
+
+
+def _straggler(text: str) -> Straggler:
+    from conductor.runtime.pace import Straggler
+
+    try:
+        values = dict(part.split("=", 1) for part in text.split(","))
+        made = Straggler(
+            rank=int(values.pop("rank")),
+            factor=float(values.pop("factor")),
+            first=int(values.pop("from", 0)),
+            last=int(values.pop("to")) if "to" in values else None,
+        )
+    except (ValueError, KeyError):
+        values = {"": ""}
+    if values:
+        raise UsageError(f"a straggler looks like rank=2,factor=2,from=10,to=30, not {text!r}")
+    return made
+
+
+def _plan_on_one_rank(rank: int, spec: PipelineSpec, schedule: str | None) -> Schedule:
+    """Rank 0 plans; the others get its plan, or its error."""
+    import torch.distributed as dist
+
+    box: list[Any] = [None]
+    if rank == 0:
+        try:
+            box = [_plan(spec, schedule)]
+        except ConductorError as error:
+            box = [error]
+    dist.broadcast_object_list(box, src=0)
+    if isinstance(box[0], ConductorError):
+        raise box[0]
+    plan: Schedule = box[0]
+    return plan
+
+
+def _plan(spec: PipelineSpec, schedule: str | None) -> Schedule:
+    from conductor.interop.torch_csv import read_torch_csv
+    from conductor.ir.validate import validate
+    from conductor.planning.plan import plan
+
+    if schedule is not None and schedule.endswith(".csv"):
+        order = read_torch_csv(schedule)
+        validate(order, spec)
+        return order
+    return plan(spec, schedules=schedule and [schedule]).best.schedule
+
+
+def _print(record: StepRecord) -> None:
+    print(
+        f"step {record.step:4}  loss {record.loss:.4f}  {record.time_ms:9.2f} ms"
+        f"  bubble ratio {100.0 * record.bubble_ratio:5.2f} %  {record.plan}",
+        flush=True,
+    )
+
+
+def _finish(
+    records: list[StepRecord],
+    times: Any,
+    plan: Schedule,
+    emulated: PipelineSpec | None,
+    *,
+    trace: Path | None,
+    json: bool,
+) -> None:
+    from conductor.cli import console
+    from conductor.interop.chrome_trace import write_chrome_trace
+    from conductor.runtime.train import median_ms
+    from conductor.simulator.simulate import timeline
+
+    median = median_ms(records)
+    simulated = timeline(emulated, plan).makespan_ms if emulated is not None else None
+    if trace is not None:
+        write_chrome_trace(times, trace)
+    if json:
+        console.print_json(
+            {
+                "steps": [asdict(record) for record in records],
+                "median_ms": median,
+                "simulated_ms": simulated,
+            }
+        )
+        return
+    line = f"median step {median:.2f} ms"
+    if simulated is not None:
+        line += f"; simulated {simulated:.2f} ms with the expected times ({median / simulated:.3f} of it)"
+    print(line)

@@ -1,0 +1,82 @@
+"""Starts the ranks of a run on this machine, and joins one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+RENDEZVOUS = "CONDUCTOR_RENDEZVOUS"
+"""File in which ranks started by `launch` meet; `torchrun` has its own way."""
+GRACE_S = 10.0
+"""How long the other ranks may take to end by themselves once one has failed."""
+
+
+def is_rank() -> bool:
+    """Whether this process was started as a rank, by `launch` or by `torchrun`."""
+    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+
+
+def join_ranks() -> tuple[int, int]:
+    """Enters the default process group (gloo); gives this rank and the number of ranks."""
+    import torch.distributed as dist
+
+    file = os.environ.get(RENDEZVOUS)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{file}" if file else "env://",
+        rank=int(os.environ["RANK"]),
+        world_size=int(os.environ["WORLD_SIZE"]),
+    )
+    return dist.get_rank(), dist.get_world_size()
+
+
+def launch(arguments: Sequence[str], num_ranks: int) -> int:
+    """Runs `python -m conductor ARGUMENTS` once a rank and waits for all.
+
+    When one rank fails, the others get a few seconds to say why they stop, and are ended then.
+
+    Returns:
+        0, or the first failing rank's exit code.
+    """
+    with tempfile.TemporaryDirectory(prefix="conductor-") as folder:
+        environment = {
+            "OMP_NUM_THREADS": "1",
+            **os.environ,
+            RENDEZVOUS: str(Path(folder) / "ranks"),
+            "WORLD_SIZE": str(num_ranks),
+        }
+        ranks = [
+            subprocess.Popen(
+                [sys.executable, "-m", "conductor", *arguments],
+                env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+                stdin=subprocess.DEVNULL,
+            )
+            for rank in range(num_ranks)
+        ]
+        try:
+            return _wait(ranks)
+        finally:
+            for process in ranks:
+                if process.poll() is None:
+                    process.kill()
+                process.wait()
+
+
+def _wait(ranks: Sequence[subprocess.Popen[bytes]]) -> int:
+    deadline = None
+    failed = 0
+    while True:
+        codes = [process.poll() for process in ranks]
+        if all(code is not None for code in codes):
+            return failed or next((code for code in codes if code), 0)
+        failed = failed or next((code for code in codes if code), 0)
+        if failed and deadline is None:
+            deadline = time.monotonic() + GRACE_S
+        if deadline is not None and time.monotonic() > deadline:
+            return failed
+        time.sleep(0.05)

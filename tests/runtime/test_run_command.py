@@ -1,0 +1,80 @@
+"""`conductor run`: real ranks from the command line."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+
+def conductor(*arguments, before=(sys.executable, "-m")):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}
+    for name in ("RANK", "WORLD_SIZE"):
+        environment.pop(name, None)
+    return subprocess.run(
+        [*before, "conductor", "run", *map(str, arguments)],
+        capture_output=True, text=True, check=False, timeout=240, env=environment,
+    )  # fmt: skip
+
+
+SMALL = ("--layers", 4, "--width", 16, "--microbatches", 2)
+
+
+def test_two_ranks_learn_and_write_what_they_did(tmp_path):
+    trace = tmp_path / "trace.json"
+    done = conductor(
+        "--ranks", 2, "--schedule", "zb-1p", "--steps", 12, *SMALL, "--json", "--trace", trace
+    )
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    losses = [step["loss"] for step in result["steps"]]
+    assert len(losses) == 12
+    assert losses[-1] < losses[0] - 0.1
+    assert set(result["steps"][0]) == {"step", "loss", "time_ms", "bubble_ratio", "plan"}
+    assert result["median_ms"] > 0
+    assert result["simulated_ms"] is None
+    assert sum(e["ph"] == "X" for e in json.loads(trace.read_text())["traceEvents"]) == 2 * 2 * 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--noise", 0.1), "--noise and --straggler vary emulated times"),
+        (("--emulate", "gpt-like", "--straggler", "rank=x"), "a straggler looks like"),
+        (("--emulate", "gpt-like", "--ranks", 3), "gpt-like has 4 ranks, not 3"),
+    ],
+)
+def test_wrong_options_are_refused_in_one_sentence(capsys, arguments, message):
+    from conductor.cli.app import main
+
+    assert main(["run", *map(str, arguments)]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_emulated_ranks_take_at_least_the_simulated_time():
+    done = conductor(
+        "--emulate", "gpt-like", "--schedule", "1f1b", "--steps", 3, "--layers", 4, "--width", 16,
+        "--straggler", "rank=1,factor=2,from=2", "--json",
+    )  # fmt: skip
+    result = json.loads(done.stdout)
+    times = [step["time_ms"] for step in result["steps"]]
+    assert min(times) >= result["simulated_ms"] * 0.999
+    assert times[2] >= result["simulated_ms"] * 1.2
+
+
+@pytest.mark.slow
+def test_torchrun_starts_the_ranks_as_well():
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m")
+    done = conductor("--ranks", 2, "--steps", 2, *SMALL, "--json", before=torchrun)
+    assert done.returncode == 0, done.stderr
+    assert len(json.loads(done.stdout)["steps"]) == 2
+
+
+@pytest.mark.slow
+def test_a_model_too_small_for_the_plan_ends_every_rank_with_the_reason():
+    done = conductor("--ranks", 2, "--layers", 1)
+    assert done.returncode != 0
+    assert "conductor: 1 layers do not fill" in done.stderr
+    assert "Traceback" not in done.stderr

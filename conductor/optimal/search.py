@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable
 from threading import Event, Thread
 
@@ -168,7 +169,7 @@ class PlacementSearch:
             while not ended.wait(_TICK_S):
                 self._take(watcher)
                 report()
-        except KeyboardInterrupt:
+        except BaseException:  # Ctrl-C, or a fault in the caller's report
             while not ended.wait(_TICK_S):
                 solver.stop_search()
             raise
@@ -181,8 +182,8 @@ class PlacementSearch:
 
     def _take(self, watcher: _Watcher) -> None:
         """Keeps what the solver has found: orders that are no worse move the search on."""
-        starts, watcher.starts = watcher.starts, None
-        if starts is not None:
+        while watcher.found:
+            starts = watcher.found.popleft()
             starts = self.instance.starts_of(self.instance.schedule_of(starts))
             value = self.instance.value_of(starts, stage_span=self.stage_span)
             if value <= self.value:
@@ -196,12 +197,12 @@ class _Watcher(cp_model.CpSolverSolutionCallback):
     def __init__(self, model: OrderModel) -> None:
         super().__init__()
         self._model = model
-        self.starts: Int64Array | None = None
+        self.found: deque[Int64Array] = deque()
         self.bound = -(1 << 62)
 
     def on_solution_callback(self) -> None:
         """Called by the solver."""
-        self.starts = self._model.starts_in(self)
+        self.found.append(self._model.starts_in(self))
 
     def note_bound(self, bound: float) -> None:
         """Called by the solver."""

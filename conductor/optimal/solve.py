@@ -45,7 +45,8 @@ def solve(
     """Searches the order with the least makespan (or stage span) within the memory limits, and proves it.
 
     Stops at the time limit or at Ctrl-C with the best found so far. All orders of F, I and W in
-    which each kind of a stage goes in micro-batch order are considered.
+    which each kind of a stage goes in micro-batch order are considered. For hundreds to some thousands of
+    actions: the first bounds take about 10 s for 6,000, and grow faster than that.
 
     Args:
         spec: expected times, links and memory.

@@ -156,7 +156,7 @@ def test_deterministic_runs_are_equal(workers):
     spec = uneven(4, 6, 3)
     first, second = (
         solve(
-            spec, placement="v", time_limit_s=0.3, workers=workers, seed=7, deterministic=True
+            spec, placement="v", time_limit_s=0.1, workers=workers, seed=7, deterministic=True
         )
         for _ in range(2)
     )  # fmt: skip

@@ -7,7 +7,19 @@ from collections.abc import Sequence
 
 import typer
 
-from conductor.cli import demo, evaluate, migrate, plan, presets, run, schedules, simulate, train
+from conductor.cli import (
+    demo,
+    evaluate,
+    migrate,
+    partition,
+    plan,
+    presets,
+    profile,
+    run,
+    schedules,
+    simulate,
+    train,
+)
 from conductor.errors import ConductorError
 
 _EXTRAS = {"torch": "rl", "gymnasium": "rl", "ortools": "optimal"}
@@ -21,11 +33,13 @@ app = typer.Typer(
 )
 for command, examples in (
     (plan.plan, plan.EXAMPLES),
+    (partition.partition, partition.EXAMPLES),
     (simulate.simulate, simulate.EXAMPLES),
     (migrate.migrate, migrate.EXAMPLES),
     (train.train, train.EXAMPLES),
     (evaluate.evaluate, evaluate.EXAMPLES),
     (run.run, run.EXAMPLES),
+    (profile.profile, profile.EXAMPLES),
     (schedules.schedules, schedules.EXAMPLES),
     (presets.presets, presets.EXAMPLES),
     (demo.demo, demo.EXAMPLES),

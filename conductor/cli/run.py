@@ -98,7 +98,7 @@ def run(
         raise UsageError("--noise and --straggler vary emulated times: give --emulate too")
     stragglers = [_straggler(text) for text in straggler or ()]
     profile = _profile(emulate or spec, ranks, microbatches)
-    from conductor.runtime.launch import is_rank, join_ranks, launch
+    from conductor.runtime.launch import from_first_rank, is_rank, join_ranks, launch
 
     if not is_rank():
         raise typer.Exit(launch(sys.argv[1:], profile.num_ranks))
@@ -123,7 +123,7 @@ def run(
             patience=patience,
             pace=pace if emulate else None,
         )
-        plan = _plan_on_one_rank(rank, profile, schedule)
+        plan = from_first_rank(lambda: _plan(profile, schedule))
         quiet = json or rank != 0
         records, times = train(settings, plan, profile, lambda r: None if quiet else _print(r))
         if rank == 0:
@@ -170,23 +170,6 @@ def _straggler(text: str) -> Straggler:
     if values:
         raise UsageError(f"a straggler looks like rank=2,factor=2,from=10,to=30, not {text!r}")
     return made
-
-
-def _plan_on_one_rank(rank: int, spec: PipelineSpec, schedule: str | None) -> Schedule:
-    """Rank 0 plans; the others get its plan, or its error."""
-    import torch.distributed as dist
-
-    box: list[Any] = [None]
-    if rank == 0:
-        try:
-            box = [_plan(spec, schedule)]
-        except ConductorError as error:
-            box = [error]
-    dist.broadcast_object_list(box, src=0)
-    if isinstance(box[0], ConductorError):
-        raise box[0]
-    plan: Schedule = box[0]
-    return plan
 
 
 def _plan(spec: PipelineSpec, schedule: str | None) -> Schedule:

@@ -28,6 +28,10 @@ class WeightQueue:
         """Queues one layer: `inputs` of shape (..., in), `grad` of its output, (..., out)."""
         self._pending.append((weight, bias, inputs, grad))
 
+    def held(self) -> list[Tensor]:
+        """The tensors that wait for W."""
+        return [tensor for _, _, inputs, grad in self._pending for tensor in (inputs, grad)]
+
     def take(self) -> Callable[[], None]:
         """What W has to run for everything queued so far (the `dw_builder` of a `PipelineStage`)."""
         pending, self._pending = self._pending, []

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.distributed.pipelining import PipelineStage
 
 from conductor.errors import InvalidScheduleError, RankError
+from conductor.ir.action import Action
 from conductor.ir.schedule import FloatArray, Schedule
 from conductor.ir.validate import validate
 from conductor.problem.kind import Kind
@@ -80,7 +81,7 @@ class ConductorSchedule:
         self._loss_fn, self._mode, self._patience, self._spec = loss_fn, mode, patience, spec
         self._scale_grads, self._accumulation_steps = scale_grads, accumulation_steps
         self._pace = pace
-        self._control = group
+        self.group = group
         name = f"conductor/{'-'.join(map(str, self._global_ranks))}/{next(_serial)}"
         self._alarm = Alarm(torch_shim.default_store(), name, self.rank, num_ranks, timeout_s)
         self._timeout_s = timeout_s
@@ -98,6 +99,11 @@ class ConductorSchedule:
     def plan(self) -> Schedule:
         """The plan in force."""
         return self._schedule
+
+    @property
+    def actions(self) -> tuple[Action, ...]:
+        """This rank's actions of a training step, in plan order, as `times` has them."""
+        return self._rank_plans[True].actions
 
     @property
     def num_steps(self) -> int:
@@ -187,7 +193,7 @@ class ConductorSchedule:
         if self.times is None:
             raise RankError("no training step has run yet, so there is no timeline")
         rows: list[Any] = [None] * len(self._global_ranks)
-        dist.all_gather_object(rows, (self.times.start_ns, self.times.end_ns), self._control)
+        dist.all_gather_object(rows, (self.times.start_ns, self.times.end_ns), self.group)
         starts = np.concatenate([start for start, _ in rows])
         ends = np.concatenate([end for _, end in rows])
         first = starts.min()
@@ -195,7 +201,7 @@ class ConductorSchedule:
 
     def barrier(self) -> None:
         """Waits for all ranks."""
-        dist.barrier(self._control)
+        dist.barrier(self.group)
 
     def _run(
         self,
@@ -312,7 +318,7 @@ class ConductorSchedule:
             "version of torch": torch.__version__,
         }
         everyone: list[Any] = [None] * len(self._global_ranks)
-        dist.all_gather_object(everyone, mine, self._control)
+        dist.all_gather_object(everyone, mine, self.group)
         for what in mine:
             values = [theirs[what] for theirs in everyone]
             for rank, value in enumerate(values):

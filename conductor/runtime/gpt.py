@@ -24,7 +24,7 @@ class GPTConfig:
         sequence: tokens in a sample.
         vocabulary: different tokens.
         checkpointing: keep only each block's input and compute its forward again in the backward.
-        dtype: of parameters and activations.
+        bf16: parameters and activations in bfloat16 instead of fp32.
     """
 
     num_layers: int = 8
@@ -33,7 +33,7 @@ class GPTConfig:
     sequence: int = 32
     vocabulary: int = 32
     checkpointing: bool = False
-    dtype: torch.dtype = torch.float32
+    bf16: bool = False
 
     def __post_init__(self) -> None:
         """Checks that the heads divide the width.
@@ -45,6 +45,11 @@ class GPTConfig:
             raise InvalidSpecError(
                 f"d_model {self.d_model} is not divisible by {self.num_heads} heads"
             )
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of parameters and activations."""
+        return torch.bfloat16 if self.bf16 else torch.float32
 
 
 class GPTBlock(nn.Module):

@@ -7,8 +7,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any, TypeVar
+
+from conductor.errors import ConductorError
+
+T = TypeVar("T")
 
 RENDEZVOUS = "CONDUCTOR_RENDEZVOUS"
 """File in which ranks started by `launch` meet; `torchrun` has its own way."""
@@ -33,6 +38,23 @@ def join_ranks() -> tuple[int, int]:
         world_size=int(os.environ["WORLD_SIZE"]),
     )
     return dist.get_rank(), dist.get_world_size()
+
+
+def from_first_rank(make: Callable[[], T]) -> T:
+    """What rank 0 makes, on every rank; or the error of rank 0."""
+    import torch.distributed as dist
+
+    box: list[Any] = [None]
+    if dist.get_rank() == 0:
+        try:
+            box = [make()]
+        except ConductorError as error:
+            box = [error]
+    dist.broadcast_object_list(box, src=0)
+    if isinstance(box[0], ConductorError):
+        raise box[0]
+    made: T = box[0]
+    return made
 
 
 def launch(arguments: Sequence[str], num_ranks: int) -> int:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C._distributed_c10d import HashStore
 from torch.distributed.distributed_c10d import PrefixStore, ProcessGroupGloo
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining import schedules as torch_schedules
@@ -164,3 +165,8 @@ def pair_group(name: str, rank: int, timeout_s: float) -> Any:
     """
     store = PrefixStore(name, default_store())
     return ProcessGroupGloo(store, rank, 2, timedelta(seconds=timeout_s))
+
+
+def lone_store() -> Any:
+    """A store for a process group of one."""
+    return HashStore()

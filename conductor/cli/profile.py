@@ -1,0 +1,93 @@
+"""`conductor profile`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from conductor.cli.options import JsonOption
+
+if TYPE_CHECKING:
+    from conductor.runtime.profile_gpt import Profile
+
+EXAMPLES = (
+    "conductor profile --layers 8 --width 128 --out gpt.toml",
+    "conductor plan --spec gpt.toml",
+)
+
+
+def profile(
+    model: Annotated[Literal["gpt"], typer.Option(help="What to measure.")] = "gpt",
+    layers: Annotated[int, typer.Option(metavar="N", min=1, help="Layers.")] = 8,
+    width: Annotated[int, typer.Option(metavar="N", min=4, help="Width of the model.")] = 128,
+    heads: Annotated[int, typer.Option(metavar="N", min=1, help="Attention heads.")] = 4,
+    sequence: Annotated[int, typer.Option(metavar="N", min=1, help="Tokens in a sample.")] = 128,
+    rows: Annotated[int, typer.Option(metavar="N", min=1, help="Samples in a micro-batch.")] = 1,
+    ranks: Annotated[int, typer.Option(metavar="N", min=1, help="Stages, one a rank.")] = 4,
+    microbatches: Annotated[
+        int, typer.Option(metavar="M", min=1, help="Micro-batches of a step, in the spec.")
+    ] = 8,
+    checkpointing: Annotated[
+        bool, typer.Option("--checkpointing", help="Compute activations again in the backward.")
+    ] = False,
+    bf16: Annotated[
+        bool, typer.Option("--bf16", help="Parameters and activations in bf16.")
+    ] = False,
+    steps: Annotated[int, typer.Option(metavar="N", min=1, help="Steps that count.")] = 5,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the spec, .toml or .json.")
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Measure a real GPT on this machine, stage by stage: times of F, I and W, activation memory."""
+    from conductor.cli import console
+    from conductor.problem.spec_file import save_spec
+    from conductor.runtime.gpt import GPTConfig
+    from conductor.runtime.profile_gpt import profile_gpt
+
+    result = profile_gpt(
+        GPTConfig(
+            num_layers=layers, d_model=width, num_heads=heads, sequence=sequence, vocabulary=256,
+            checkpointing=checkpointing, bf16=bf16,
+        ),
+        num_ranks=ranks,
+        num_microbatches=microbatches,
+        rows=rows,
+        num_steps=steps,
+        name=out.stem if out else model,
+    )  # fmt: skip
+    if out is not None:
+        save_spec(result.spec, out)
+    if json:
+        spec = result.spec
+        fields = (
+            "forward_ms", "backward_input_ms", "backward_weight_ms", "activation_memory",
+            "freed_at_backward_input",
+        )  # fmt: skip
+        values = {name: getattr(spec, name) for name in fields}
+        console.print_json({**values, "spread": result.spread})
+    else:
+        _print(result)
+
+
+def _print(result: Profile) -> None:
+    from conductor.cli import console
+
+    spec = result.spec
+    table = console.new_table(
+        f"{spec.name}: {spec.num_stages} stages", "stage", "F ms", "I ms", "W ms", "activation MB"
+    )
+    columns = [
+        spec.per_stage(name)
+        for name in ("forward_ms", "backward_input_ms", "backward_weight_ms", "activation_memory")
+    ]
+    for stage in range(spec.num_stages):
+        f, i, w, memory = (float(column[stage]) for column in columns)
+        table.add_row(str(stage), f"{f:.2f}", f"{i:.2f}", f"{w:.2f}", f"{memory / 1e6:.2f}")
+    out = console.console()
+    out.print(table)
+    widths = ", ".join(f"{kind} {100.0 * width:.1f} %" for kind, width in result.spread.items())
+    out.print(f"spread (middle half of the samples over the median): {widths}")
+    out.print(f"I frees {100.0 * spec.freed_at_backward_input:.0f} % of the activations")

@@ -10,6 +10,7 @@ import typer
 from conductor.cli.options import JsonOption
 
 if TYPE_CHECKING:
+    from conductor.evaluation.clairvoyance import Clairvoyant
     from conductor.evaluation.evaluate import Row, ScenarioResult
     from conductor.evaluation.scenario import Scenario
 
@@ -33,7 +34,7 @@ def evaluate(
         typer.Option(
             metavar="NAMES",
             help="Schedulers, separated by commas: SCHEDULE[+ready-first][+migration], where SCHEDULE is"
-            " one of `conductor schedules`, best or searched. Default: all.",
+            " one of `conductor schedules`, best or searched; joint+migration. Default: all.",
         ),
     ] = None,
     draws: Annotated[int, typer.Option(metavar="N", min=2, help="Fresh paired draws.")] = 1000,
@@ -41,6 +42,17 @@ def evaluate(
     search_ms: Annotated[
         float, typer.Option(metavar="MS", min=1.0, help="Budget of `searched` in each scenario.")
     ] = 5000.0,
+    joint_steps: Annotated[
+        int, typer.Option(metavar="N", min=0, help="Search steps of `joint` in each scenario.")
+    ] = 2000,
+    clairvoyant: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            min=0,
+            help="Solve so many of the draws to optimality, knowing their durations.",
+        ),
+    ] = 0,
     movable: Annotated[
         float, typer.Option(metavar="X", help="Migration: share of an F or I that can move.")
     ] = 0.6,
@@ -81,6 +93,8 @@ def evaluate(
             draws=draws,
             seed=seed,
             search_ms=search_ms,
+            joint_steps=joint_steps,
+            clairvoyant=clairvoyant,
             model=model,
             on_progress=lambda where, what: bar.update(
                 task, advance=1, description=f"{where}: {what}"
@@ -114,6 +128,7 @@ def _as_json(result: ScenarioResult) -> dict[str, Any]:
         "bounds_ms": result.bounds_ms,
         "schedulers": [asdict(row) for row in result.schedulers],
         "left_out": result.left_out,
+        "clairvoyant": asdict(result.clairvoyant) if result.clairvoyant else None,
     }
 
 
@@ -162,8 +177,21 @@ def _print(result: ScenarioResult, draws: int) -> None:
     out.print(
         f"{draws} fresh paired draws; over bound: mean over the mean per-rank bound of the draws"
     )
+    if result.clairvoyant is not None:
+        out.print(_clairvoyance(result.clairvoyant))
     for name, reason in result.left_out.items():
         console.note(f"{name} left out: {reason}")
+
+
+def _clairvoyance(known: Clairvoyant) -> str:
+    rows = ", ".join(
+        f"{name} {100.0 * (mean / known.optimum_ms - 1.0):+.2f} %"
+        for name, mean in sorted(known.mean_ms.items(), key=lambda item: item[1])
+    )
+    return (
+        f"Clairvoyant optimum of {known.draws} draws ({known.proved} proved): mean {known.optimum_ms:.2f} ms,"
+        f" bound {known.bound_ms:.2f} ms. Against it on these draws: {rows}"
+    )
 
 
 def _markdown(result: ScenarioResult) -> str:
@@ -176,4 +204,6 @@ def _markdown(result: ScenarioResult) -> str:
         "|---|" + "---:|" * (len(COLUMNS) - 1),
     ]
     lines += ["| " + " | ".join(_cells(row)) + " |" for row in result.schedulers]
+    if result.clairvoyant is not None:
+        lines += ["", _clairvoyance(result.clairvoyant)]
     return "\n".join(lines)

@@ -4,18 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from time import process_time
 
 import numpy as np
 
 from conductor.errors import DoesNotFitError
+from conductor.evaluation.clairvoyance import Clairvoyant, solve_draws
+from conductor.evaluation.draws import fresh_draws
 from conductor.evaluation.scenario import Scenario
-from conductor.evaluation.scheduler import Outcome, Planner, SchedulerName, execute
+from conductor.evaluation.scheduler import (
+    Outcome,
+    Planner,
+    SchedulerName,
+    execute,
+    execute_migrating,
+)
 from conductor.ir.schedule import FloatArray
 from conductor.migration.model import SimpleModel
 from conductor.schedules.registry import POOL
 from conductor.simulator.bounds import Bounds, lower_bounds, realised_bound
-from conductor.simulator.program import Program, encode
+from conductor.simulator.program import encode
 
 Interval = tuple[float, float]
 
@@ -62,6 +71,7 @@ class ScenarioResult:
     Attributes:
         name: of the scenario.
         summary: what it stands for.
+        clairvoyant: see `Clairvoyant`; None if it was not asked for.
         bounds_ms: lower bounds with expected durations: `per_rank` (work stays on its rank; the least over
             the placements in the table) and `balanced_work` (all work spread evenly: what migration could
             reach at best).
@@ -74,6 +84,7 @@ class ScenarioResult:
     bounds_ms: dict[str, float]
     schedulers: tuple[Row, ...]
     left_out: dict[str, str]
+    clairvoyant: Clairvoyant | None = None
 
 
 def default_schedulers() -> tuple[str, ...]:
@@ -84,6 +95,7 @@ def default_schedulers() -> tuple[str, ...]:
         "best+ready-first",
         *(f"{name}+migration" for name in names),
         "best+ready-first+migration",
+        "joint+migration",
     )
 
 
@@ -94,6 +106,8 @@ def evaluate(
     draws: int = 1000,
     seed: int = 0,
     search_ms: float = 5000.0,
+    joint_steps: int = 2000,
+    clairvoyant: int = 0,
     model: SimpleModel | None = None,
     on_progress: Callable[[str, str], None] | None = None,
 ) -> tuple[ScenarioResult, ...]:
@@ -109,6 +123,8 @@ def evaluate(
         draws: fresh draws a scenario.
         seed: of everything.
         search_ms: budget of `searched` in each scenario.
+        joint_steps: of the search of `joint`.
+        clairvoyant: so many of the draws are solved to optimality, knowing their durations.
         model: what migration moves and what it costs.
         on_progress: called with the names of scenario and scheduler before each run.
 
@@ -118,8 +134,11 @@ def evaluate(
     names = {text: SchedulerName.parse(text) for text in dict.fromkeys(schedulers)}
     return tuple(
         _evaluate(
-            scenario, names, draws, Planner(scenario=scenario, seed=seed, search_ms=search_ms),
-            model or SimpleModel(), on_progress,
+            names, draws, clairvoyant, on_progress,
+            Planner(
+                scenario=scenario, seed=seed, search_ms=search_ms, joint_steps=joint_steps,
+                model=model or SimpleModel(),
+            ),
         )
         for scenario in scenarios
     )  # fmt: skip
@@ -145,25 +164,25 @@ class _Run:
 
 
 def _evaluate(
-    scenario: Scenario,
     names: dict[str, SchedulerName],
     draws: int,
-    planner: Planner,
-    model: SimpleModel,
+    clairvoyant: int,
     on_progress: Callable[[str, str], None] | None,
+    planner: Planner,
 ) -> ScenarioResult:
+    scenario = planner.scenario
     runs: list[_Run] = []
     left_out: dict[str, str] = {}
     for text, name in names.items():
         if on_progress is not None:
             on_progress(scenario.name, text)
         try:
-            runs.append(_run(scenario, text, name, draws, planner, model))
+            runs.append(_run(text, name, draws, planner))
         except DoesNotFitError as error:
             left_out[text] = str(error)
     if not any(run.is_static for run in runs):
         # Every table has the strongest static baseline.
-        best = _run(scenario, "best", SchedulerName.parse("best"), draws, planner, model)
+        best = _run("best", SchedulerName.parse("best"), draws, planner)
         runs.append(best)
     baseline = min((run for run in runs if run.is_static), key=lambda run: run.mean_ms)
     runs.sort(key=lambda run: (run.mean_ms, run.name))
@@ -176,23 +195,31 @@ def _evaluate(
         },
         schedulers=tuple(_row(run, baseline) for run in runs),
         left_out=left_out,
+        clairvoyant=(
+            solve_draws(
+                planner, draws, clairvoyant, {run.name: run.outcome.makespan_ms for run in runs}
+            )
+            if clairvoyant
+            else None
+        ),
     )
 
 
-def _run(
-    scenario: Scenario,
-    text: str,
-    name: SchedulerName,
-    draws: int,
-    planner: Planner,
-    model: SimpleModel,
-) -> _Run:
-    schedule, spec = planner.schedule(name.schedule), scenario.actual_spec
+def _run(text: str, name: SchedulerName, draws: int, planner: Planner) -> _Run:
+    scenario, spec = planner.scenario, planner.scenario.actual_spec
+    run: Callable[[FloatArray], Outcome]
+    if name.migrates:
+        plan = planner.migration(name)
+        schedule = plan.schedule
+        run = partial(execute_migrating, spec, plan, planner.model)
+    else:
+        schedule = planner.schedule(name.schedule)
+        run = partial(execute, spec, schedule, name.execution)
     program = encode(spec, schedule)
     durations = fresh_draws(scenario, program, draws, planner.seed)
-    execute(spec, schedule, name, durations[:1], model)  # compiles
+    run(durations[:1])  # compiles
     started = process_time()
-    outcome = execute(spec, schedule, name, durations, model)
+    outcome = run(durations)
     return _Run(
         name=text,
         scheduler=name,
@@ -208,11 +235,6 @@ def _run(
             spec.on_stages(schedule.stage_ranks), num_splits=schedule.num_splits
         ),
     )
-
-
-def fresh_draws(scenario: Scenario, program: Program, draws: int, seed: int) -> FloatArray:
-    """The draws that every scheduler meets, shape (draws, n), program order."""
-    return scenario.variation.sample(program, draws, np.random.default_rng((seed, 2)))
 
 
 def _row(run: _Run, baseline: _Run) -> Row:

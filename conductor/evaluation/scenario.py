@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from conductor.errors import InvalidSpecError
+from conductor.migration.scenarios import equal_ranks
 from conductor.problem.presets import load_preset
 from conductor.problem.spec import PipelineSpec
 from conductor.variation import (
@@ -63,34 +64,6 @@ def scenario_names() -> tuple[str, ...]:
     return tuple(_SCENARIOS)
 
 
-def _uniform(num_ranks: int, num_microbatches: int, memory_limit: float) -> PipelineSpec:
-    """Equal ranks with times near those of the 28.3B profile."""
-    return PipelineSpec(
-        name=f"uniform-{num_ranks}x{num_microbatches}",
-        num_ranks=num_ranks,
-        num_microbatches=num_microbatches,
-        forward_ms=10.0,
-        backward_input_ms=10.0,
-        backward_weight_ms=7.0,
-        transfer_ms=0.4,
-        memory_limit=memory_limit,
-    )
-
-
-def _slowed(spec: PipelineSpec, rank: int, factor: float) -> PipelineSpec:
-    """One rank slower by a factor, which planners know."""
-    factors = [factor if other == rank else 1.0 for other in range(spec.num_ranks)]
-
-    def scaled(name: str) -> tuple[float, ...]:
-        return tuple((spec.per_stage(name) * factors).tolist())
-
-    return spec.with_(
-        forward_ms=scaled("forward_ms"),
-        backward_input_ms=scaled("backward_input_ms"),
-        backward_weight_ms=scaled("backward_weight_ms"),
-    )
-
-
 def _paper(percent: int) -> Scenario:
     return Scenario(
         name=f"paper-{percent}",
@@ -106,49 +79,49 @@ _SCENARIOS: dict[str, Scenario] = {
         *(_paper(percent) for percent in (0, 10, 20, 30)),
         Scenario(
             name="uniform-tight",
-            spec=_uniform(8, 32, 8.0),
+            spec=equal_ranks(8, 32, 8.0),
             variation=UniformNoise(level=0.1),
             summary="equal ranks, memory of 1F1B, 10 % noise",
         ),
         Scenario(
             name="uniform-ample",
-            spec=_uniform(8, 32, 16.0),
+            spec=equal_ranks(8, 32, 16.0),
             variation=UniformNoise(level=0.1),
             summary="equal ranks, twice the memory of 1F1B, 10 % noise",
         ),
         Scenario(
             name="few-microbatches",
-            spec=_uniform(8, 8, 8.0),
+            spec=equal_ranks(8, 8, 8.0),
             variation=UniformNoise(level=0.1),
             summary="as many micro-batches as ranks, 10 % noise",
         ),
         Scenario(
             name="slow-rank",
-            spec=_slowed(_uniform(8, 32, 16.0), 3, 1.3),
+            spec=equal_ranks(8, 32, 16.0, {3: 1.3}),
             variation=UniformNoise(level=0.1),
             summary="rank 3 is 1.3 times slower, which planners know; 10 % noise",
         ),
         Scenario(
             name="heavy-last-stage",
-            spec=_slowed(_uniform(8, 32, 16.0), 7, 1.5),
+            spec=equal_ranks(8, 32, 16.0, {7: 1.5}),
             variation=UniformNoise(level=0.1),
             summary="the last stage is 1.5 times heavier (a large head), which planners know; 10 % noise",
         ),
         Scenario(
             name="markov-stragglers",
-            spec=_uniform(4, 8, 4.0),
+            spec=equal_ranks(4, 8, 4.0),
             variation=Product((UniformNoise(level=0.1), MarkovStragglers())),
             summary="ranks turn 2 times slower at random for a few actions; 10 % noise",
         ),
         Scenario(
             name="variable-length",
-            spec=_uniform(8, 32, 8.0),
+            spec=equal_ranks(8, 32, 8.0),
             variation=Product((UniformNoise(level=0.01), MicrobatchFactor())),
             summary="micro-batches of variable length, slow on every stage alike",
         ),
         Scenario(
             name="link-delay",
-            spec=_uniform(8, 32, 16.0),
+            spec=equal_ranks(8, 32, 16.0),
             variation=UniformNoise(level=0.01),
             actual_transfer_ms=(0.4, 0.4, 0.4, 30.4, 0.4, 0.4, 0.4),
             summary="the link between ranks 3 and 4 is 30 ms slower than planners know",

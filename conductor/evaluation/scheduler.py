@@ -2,7 +2,8 @@
 
 A name is a schedule with what is added to it, joined by `+`: `zb-1p`, `best+ready-first`,
 `searched+migration`. The schedule is one of `conductor schedules`, `best` (the best of them on planning
-draws) or `searched` (local search from all of them on planning draws).
+draws), `searched` (local search from all of them on planning draws) or, with migration, `joint` (order and
+migration searched together, likewise).
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ import numpy.typing as npt
 from conductor.errors import DoesNotFitError, InvalidSpecError
 from conductor.evaluation.scenario import Scenario
 from conductor.ir.schedule import FloatArray, Schedule
-from conductor.migration.execution import MigrationRules, prepare, run_draws
+from conductor.migration.execution import prepare, run_draws
 from conductor.migration.model import SimpleModel
+from conductor.migration.plan import MigrationPlan, plan_migration
 from conductor.problem.spec import PipelineSpec
 from conductor.schedules.registry import POOL, SCHEDULES, build
 from conductor.search.improve import improve
@@ -33,7 +35,7 @@ class SchedulerName:
     """A parsed name.
 
     Attributes:
-        schedule: name of a schedule, `best` or `searched`.
+        schedule: name of a schedule, `best`, `searched` or `joint`.
         execution: `static` or `ready-first`.
         migrates: whether ranks lend each other compute.
     """
@@ -50,16 +52,20 @@ class SchedulerName:
             InvalidSpecError: names what is unknown.
         """
         schedule, *modifiers = text.split("+")
-        if schedule not in SCHEDULES and schedule not in ("best", "searched"):
+        if schedule not in SCHEDULES and schedule not in ("best", "searched", "joint"):
             raise InvalidSpecError(
                 f"no schedule is named {schedule!r} (in scheduler {text!r}); there are"
-                f" {', '.join(SCHEDULES)}, best and searched"
+                f" {', '.join(SCHEDULES)}, best, searched and joint"
             )
         for modifier in modifiers:
             if modifier not in MODIFIERS:
                 raise InvalidSpecError(
                     f"{modifier!r} in scheduler {text!r} is none of {', '.join(MODIFIERS)}"
                 )
+        if schedule == "joint" and modifiers != ["migration"]:
+            raise InvalidSpecError(
+                f"joint is planned with migration only: joint+migration, not {text!r}"
+            )
         return cls(
             schedule=schedule,
             execution="ready-first" if "ready-first" in modifiers else "static",
@@ -92,11 +98,15 @@ class Planner:
         scenario: what they are for.
         seed: of the planning draws and the search.
         search_ms: budget of `searched`.
+        joint_steps: of the search of `joint`.
+        model: what migration moves and what it costs.
     """
 
     scenario: Scenario
     seed: int
     search_ms: float
+    joint_steps: int
+    model: SimpleModel
     _made: dict[str, Schedule] = field(default_factory=dict)
 
     def fitting(self) -> tuple[str, ...]:
@@ -118,6 +128,24 @@ class Planner:
                 made = build(name, self.scenario.spec)
             self._made[name] = made
         return self._made[name]
+
+    def migration(self, name: SchedulerName) -> MigrationPlan:
+        """Who may lend when, for a scheduler that migrates; from the same knowledge.
+
+        Raises:
+            DoesNotFitError: the schedule cannot take the scenario's spec.
+        """
+        joint = name.schedule == "joint"
+        spec, variation = self.scenario.spec, self.scenario.variation
+        if joint:
+            return plan_migration(
+                spec, model=self.model, variation=variation, draws=PLANNING_DRAWS,
+                steps=self.joint_steps, seed=self.seed,
+            )  # fmt: skip
+        return plan_migration(
+            spec, [self.schedule(name.schedule)], model=self.model, variation=variation,
+            executions=(name.execution,), draws=PLANNING_DRAWS, seed=self.seed,
+        )  # fmt: skip
 
     def _fits(self, name: str) -> bool:
         try:
@@ -149,28 +177,26 @@ class Planner:
 
 
 def execute(
-    spec: PipelineSpec,
-    schedule: Schedule,
-    name: SchedulerName,
-    durations_ms: npt.ArrayLike,
-    model: SimpleModel,
+    spec: PipelineSpec, schedule: Schedule, execution: Execution, durations_ms: npt.ArrayLike
 ) -> Outcome:
-    """Runs a schedule over draws of durations, as the scheduler's name says.
+    """Runs a schedule over draws of durations.
 
     Args:
         spec: with the links as they are.
         schedule: from a `Planner`.
-        name: how it is executed.
+        execution: static or ready-first.
         durations_ms: realised, shape (draws, n), program order.
-        model: what moves and what it costs.
     """
-    if not name.migrates:
-        return Outcome(
-            makespan_ms=simulate(spec, schedule, durations_ms, execution=name.execution).makespan_ms
-        )
-    prepared = prepare(
-        spec, schedule, model=model, rules=MigrationRules(), execution=name.execution
+    return Outcome(
+        makespan_ms=simulate(spec, schedule, durations_ms, execution=execution).makespan_ms
     )
+
+
+def execute_migrating(
+    spec: PipelineSpec, plan: MigrationPlan, model: SimpleModel, durations_ms: npt.ArrayLike
+) -> Outcome:
+    """Runs a plan with migration over draws of durations; arguments as of `execute`."""
+    prepared = prepare(spec, plan.schedule, model=model, rules=plan.rules, execution=plan.execution)
     draws = run_draws(prepared, durations_ms)
     return Outcome(
         makespan_ms=draws.makespan_ms,

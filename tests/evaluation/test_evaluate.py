@@ -4,9 +4,11 @@ import numpy as np
 import pytest
 
 from conductor.errors import InvalidSpecError
-from conductor.evaluation.evaluate import default_schedulers, evaluate, fresh_draws
+from conductor.evaluation.draws import fresh_draws
+from conductor.evaluation.evaluate import default_schedulers, evaluate
 from conductor.evaluation.scenario import Scenario, load_scenario, scenario_names
 from conductor.evaluation.scheduler import Planner, SchedulerName
+from conductor.migration.model import SimpleModel
 from conductor.problem.presets import load_preset
 from conductor.schedules.registry import build
 from conductor.simulator.program import encode
@@ -71,7 +73,7 @@ def test_no_order_is_below_the_bounds_and_migration_is_below_its_schedule():
 
 
 def test_the_searched_order_is_no_worse_than_the_best_on_the_planning_draws():
-    planner = Planner(scenario=NOISY, seed=0, search_ms=200.0)
+    planner = Planner(scenario=NOISY, seed=0, search_ms=200.0, joint_steps=0, model=SimpleModel())
     searched, best = planner.schedule("searched"), planner.schedule("best")
     assert planner.planned_mean(searched) <= planner.planned_mean(best)
 
@@ -100,7 +102,8 @@ def test_equal_seeds_give_equal_rows():
 
 
 @pytest.mark.parametrize(
-    ("text", "word"), [("zb-9p", "zb-9p"), ("zb-1p+fast", "fast"), ("best+", "''")]
+    ("text", "word"),
+    [("zb-9p", "zb-9p"), ("zb-1p+fast", "fast"), ("best+", "''"), ("joint", "joint\\+migration")],
 )
 def test_an_unknown_scheduler_is_named(text, word):
     with pytest.raises(InvalidSpecError, match=word):
@@ -115,3 +118,19 @@ def test_every_default_scheduler_and_named_scenario_is_valid():
         assert scenario.actual_spec.num_ranks == scenario.spec.num_ranks
     with pytest.raises(InvalidSpecError, match="paper-10"):
         load_scenario("paper-11")
+
+
+def test_the_clairvoyant_optimum_is_below_every_order_on_its_placement():
+    (result,) = evaluate([NOISY], ["1f1b", "zb-1p", "zb-1p+ready-first"], draws=10, clairvoyant=2)
+    known = result.clairvoyant
+    assert known is not None
+    assert (known.draws, known.proved) == (2, 2)
+    assert known.bound_ms == known.optimum_ms
+    assert all(known.optimum_ms <= mean for mean in known.mean_ms.values())
+
+
+def test_without_variation_the_clairvoyant_optimum_is_the_proved_one():
+    still = Scenario(name="still", spec=NOISY.spec)
+    (result,) = evaluate([still], ["zb-1p"], draws=2, clairvoyant=1)
+    assert result.clairvoyant is not None
+    assert result.clairvoyant.optimum_ms == pytest.approx(259.8)

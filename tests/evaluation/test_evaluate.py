@@ -125,7 +125,7 @@ def test_the_clairvoyant_optimum_is_below_every_order_on_its_placement():
     known = result.clairvoyant
     assert known is not None
     assert (known.draws, known.proved) == (2, 2)
-    assert known.bound_ms == known.optimum_ms
+    assert known.bound_ms == pytest.approx(known.optimum_ms, rel=1e-6)  # times are rounded
     assert all(known.optimum_ms <= mean for mean in known.mean_ms.values())
 
 

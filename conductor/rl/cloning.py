@@ -58,6 +58,8 @@ def clone(
     choices = torch.from_numpy(decisions.choices).to(device)
     slots = torch.from_numpy(decisions.slots).to(device)
     returns = torch.from_numpy(discounted_returns(decisions, config.discount)).to(device)
+    if not len(slots):  # a pipeline without a choice
+        return 1.0
     agreed = 0
     for _ in range(config.cloning_epochs):
         agreed = 0

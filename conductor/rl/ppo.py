@@ -16,13 +16,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from conductor.ir.schedule import FloatArray
 from conductor.problem.spec import PipelineSpec
 from conductor.rl.cloning import best_expert, clone, minibatches
 from conductor.rl.config import TrainingConfig
 from conductor.rl.instance import Instance
 from conductor.rl.kernels import NUM_FEATURES
 from conductor.rl.plans import best_plan
-from conductor.rl.play import Decider, Decisions, Weights, play, record
+from conductor.rl.play import Decider, Decisions, Float32Array, Weights, play, record
 from conductor.rl.policy import ActorCritic, masked_log_probabilities
 from conductor.rl.returns import discounted_returns
 from conductor.variation import Variation
@@ -152,7 +153,7 @@ def train(
 def _clone(training: Training, threads: int) -> None:
     config, instance = training.config, training.instance
     durations = training.variation.sample(instance.program, config.cloning_rollouts, training.rng)
-    training.expert = best_expert(instance, durations, threads=threads)
+    training.expert = best_expert(instance, _validation_draws(training), threads=threads)
     clone(
         training.network, training.optimizer, config, instance, durations, training.expert,
         training.rng, threads=threads,
@@ -174,6 +175,9 @@ def _update(training: Training, threads: int) -> None:
         rng=training.rng,
         threads=threads,
     )
+    training.episodes += episodes
+    if not len(decisions.slots):  # a pipeline without a choice
+        return
     device = next(network.parameters()).device
     observations = torch.from_numpy(decisions.observations).to(device)
     choices = torch.from_numpy(decisions.choices).to(device)
@@ -185,7 +189,7 @@ def _update(training: Training, threads: int) -> None:
         advantages = (
             returns - values + torch.from_numpy(_group_advantage(decisions, config)).to(device)
         )
-    progress = training.episodes / training.num_episodes
+    progress = (training.episodes - episodes) / training.num_episodes
     entropy_coefficient = config.entropy_coefficient + progress * (
         config.final_entropy_coefficient - config.entropy_coefficient
     )
@@ -194,7 +198,7 @@ def _update(training: Training, threads: int) -> None:
             scores, values = network.decide(observations[batch])
             logs = masked_log_probabilities(scores, choices[batch])
             advantage = advantages[batch]
-            advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
+            advantage = (advantage - advantage.mean()) / (advantage.std(correction=0) + 1e-8)
             ratio = (_chosen(logs, slots[batch]) - old[batch]).exp()
             clipped = ratio.clamp(1.0 - config.clip, 1.0 + config.clip)
             policy_loss = -torch.min(ratio * advantage, clipped * advantage).mean()
@@ -206,30 +210,27 @@ def _update(training: Training, threads: int) -> None:
             training.optimizer.zero_grad(set_to_none=True)
             loss.backward()  # type: ignore[no-untyped-call]  # torch's
             training.optimizer.step()
-    training.episodes += episodes
 
 
 def _chosen(logs: Tensor, slots: Tensor) -> Tensor:
     return logs.gather(1, slots.unsqueeze(1)).squeeze(1)
 
 
-def _group_advantage(decisions: Decisions, config: TrainingConfig) -> np.ndarray:
+def _group_advantage(decisions: Decisions, config: TrainingConfig) -> Float32Array:
     """By how much each decision's episode did better than the others of its draw, shape (T,)."""
     lengths = np.diff(decisions.episode_offsets)
     if config.episodes_per_draw == 1:
         return np.zeros(int(lengths.sum()), np.float32)
-    totals = np.add.reduceat(decisions.rewards, decisions.episode_offsets[:-1])
+    episodes = np.repeat(np.arange(len(lengths)), lengths)
+    totals = np.bincount(episodes, decisions.rewards, len(lengths))
     groups = np.arange(len(totals)) // config.episodes_per_draw
     means = np.bincount(groups, totals) / np.bincount(groups)
-    return np.repeat(totals - means[groups], lengths).astype(np.float32)
+    return (totals - means[groups])[episodes].astype(np.float32)
 
 
 def _validate(training: Training, threads: int) -> None:
-    """Keeps the policy if it is the best yet on draws that stay the same and serve nothing else."""
-    rng = np.random.default_rng([training.seed, 1])
-    durations = training.variation.sample(
-        training.instance.program, training.config.validation_draws, rng
-    )
+    """Keeps the policy if it is the best yet on the validation draws."""
+    durations = _validation_draws(training)
     played = play(
         training.instance,
         durations,
@@ -245,6 +246,15 @@ def _validate(training: Training, threads: int) -> None:
             name: value.detach().cpu().clone()
             for name, value in training.network.state_dict().items()
         }
+
+
+def _validation_draws(training: Training) -> FloatArray:
+    """Draws that are the same every time and serve no gradient."""
+    return training.variation.sample(
+        training.instance.program,
+        training.config.validation_draws,
+        np.random.default_rng([training.seed, 1]),
+    )
 
 
 @contextmanager

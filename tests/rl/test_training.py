@@ -9,11 +9,12 @@ import pytest
 import torch
 
 from conductor.errors import FormatError
+from conductor.problem.presets import load_preset
 from conductor.rl.checkpoint import load_checkpoint, save_checkpoint
 from conductor.rl.config import PAPER, ROBUST, TrainingConfig
-from conductor.rl.evaluation import GREEDY, LOCK_STEP, POLICY, evaluate
+from conductor.rl.evaluation import GREEDY, LOCK_STEP, POLICY, READY_FIRST, evaluate
 from conductor.rl.play import Decider, play
-from conductor.rl.ppo import Training, new_training, train
+from conductor.rl.ppo import Training, new_training, start_training, train
 from conductor.rl.returns import discounted_returns
 from conductor.variation import MarkovStragglers, NoVariation, Product, UniformNoise
 from tests.rl.instances import preset_instance
@@ -148,6 +149,18 @@ def test_another_torch_file_is_no_checkpoint(tmp_path: Path) -> None:
         load_checkpoint(file)
 
 
+@pytest.mark.parametrize("config", [PAPER, QUICK])
+@pytest.mark.parametrize("size", [(1, 1), (1, 2), (2, 1)])
+def test_a_pipeline_with_hardly_a_choice_can_be_trained(
+    size: tuple[int, int], config: TrainingConfig
+) -> None:
+    spec = load_preset("gpt-like").with_(num_ranks=size[0], num_microbatches=size[1])
+    training = start_training(spec, UniformNoise(0.1), config, num_episodes=20, seed=0)
+    assert train(training)
+    assert training.episodes == 20
+    assert all(torch.isfinite(value).all() for value in training.network.state_dict().values())
+
+
 def test_the_best_policy_is_kept() -> None:
     training = quick_training()
     train(training)
@@ -184,6 +197,7 @@ def test_the_papers_configuration_reaches_the_bound(noise: float, over_bound: fl
     train(training, threads=2)
     evaluation = evaluate(instance, training.best_policy(), training.variation, seed=0)
     assert evaluation.mean(POLICY) <= evaluation.mean(GREEDY) + 1e-9
+    assert evaluation.ci95(POLICY, minus=READY_FIRST)[0] <= 1e-9
     assert evaluation.mean(POLICY) <= (1.0 + over_bound) * evaluation.bound_ms.mean()
 
 

@@ -21,13 +21,14 @@ StopReason = Literal["budget", "bound", "interrupt", "no moves"]
 FIRST_ROUND = 4096
 """Evaluations in a start's first round; each later round has twice as many."""
 
-LONGEST_ROUND = 1 << 20
+LONGEST_ROUND = 1 << 16
+"""At least: orders of many actions get `VISITS` evaluations an action."""
 
-HEATS = (0.2, 0.6, 0.06)
-"""Temperatures at the start of rounds, in turn, in mean action times."""
+VISITS = 64
 
-COLD = 0.02
-"""Temperature at a round's end, in mean action times."""
+HOT, WARM, COLD = 0.4, 0.06, 0.02
+"""Temperatures in mean action times: rounds cool from hot to cold and go on where the last one
+ended; every fourth polishes the best order, from warm."""
 
 BATCH_S = 0.02
 """Time between looks at the clock and at Ctrl-C."""
@@ -112,10 +113,14 @@ class Race:
         """
         left = math.inf if evaluations is None else evaluations
         field = sorted(self._walks, key=lambda walk: walk.best_value)
+        longest = max(
+            [LONGEST_ROUND, *(VISITS * walk.schedule.num_actions for walk in self._walks)]
+        )
         length, number, rate = FIRST_ROUND, 0, FIRST_BATCH / BATCH_S
         while field:
             for walk in list(field):
-                walk.begin_round(length, HEATS[number % len(HEATS)], COLD)
+                polish = number % 4 == 3
+                walk.begin_round(length, WARM if polish else HOT, COLD, from_best=polish)
                 ahead = length
                 while ahead:
                     now = time.perf_counter()
@@ -137,6 +142,6 @@ class Race:
                     field.remove(walk)
             field.sort(key=lambda walk: walk.best_value)
             field = field[: (len(field) + 1) // 2]
-            length = min(2 * length, LONGEST_ROUND)
+            length = min(2 * length, longest)
             number += 1
         return "bound" if self.best_value <= target else "no moves"

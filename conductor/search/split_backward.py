@@ -11,7 +11,8 @@ from conductor.problem.kind import Kind
 def split_backward(schedule: Schedule) -> Schedule:
     """The schedule with I, W in the place of every B: never later, at the same memory.
 
-    A schedule without B comes back as it is.
+    A schedule without B comes back as it is, and so does one whose I or W would leave micro-batch
+    order (it has both forms on one stage).
     """
     is_full = schedule.kinds == Kind.B
     if not is_full.any():
@@ -21,6 +22,11 @@ def split_backward(schedule: Schedule) -> Schedule:
     kinds = schedule.kinds[source].copy()
     kinds[is_full[source]] = Kind.I
     kinds[is_second] = Kind.W
+    streams = schedule.stages[source] * len(Kind) + kinds
+    by_stream = np.lexsort((np.arange(len(source)), streams))
+    back = np.diff(schedule.microbatches[source][by_stream]) < 0
+    if np.any(back & (np.diff(streams[by_stream]) == 0)):
+        return schedule
     return Schedule.from_arrays(
         name=f"{schedule.name}+split",
         stage_ranks=schedule.stage_ranks,

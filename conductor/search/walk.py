@@ -103,15 +103,17 @@ class Walk:
         """The objective of the best order so far."""
         return float(self._values[1])
 
-    def begin_round(self, length: int, hot: float, cold: float) -> None:
-        """Returns to the best order and heats up.
+    def begin_round(self, length: int, hot: float, cold: float, *, from_best: bool = False) -> None:
+        """Heats up.
 
         Args:
             length: evaluations in the round.
             hot: temperature at its start, in mean action times.
             cold: temperature at its end, in mean action times.
+            from_best: returns to the best order first.
         """
-        self._state.row[:] = self._best_row
+        if from_best:
+            self._state.row[:] = self._best_row
         self._values[0] = evaluate(self._problem, self._state)
         self._progress[:] = 0
         self._round = (length, hot * self._scale_ms, cold * self._scale_ms)

@@ -67,5 +67,5 @@ def test_under_noise_the_searched_order_beats_the_zero_bubble_order():
         objective_value(spec, order, "mean", draws(20_000, 2)(encode(spec, order)))
         for order in (start, result.schedule)
     ]
-    assert fresh[0] == pytest.approx(269.9, abs=0.5)
+    assert fresh[0] > 269.5
     assert fresh[1] <= 267.5

@@ -162,8 +162,9 @@ def _candidates(
         latest = latest_starts(prepared)
         for _ in range(ROUNDS if share else 1):
             plain = MigrationRules(latest_start_ms=latest, delay_share=share)
-            yield candidate(plain)
-            yield candidate(plain.with_(max_lenders=3))
+            for gain in (0.0, 0.02, 0.05):
+                for max_lenders in (2, 3):
+                    yield candidate(plain.with_(max_lenders=max_lenders, min_gain=gain))
             if varies:
                 yield candidate(plain.with_(blocks=blocks))
                 for gain in (0.02, 0.05):
@@ -172,7 +173,7 @@ def _candidates(
                             max_lenders=3, blocks=blocks, recheck=True, postpone=True, min_gain=gain
                         )
                     )
-            latest = 0.5 * (latest + latest_starts(prepared.with_rules(plain)))
+            latest = latest + 0.4 * (latest_starts(prepared.with_rules(plain)) - latest)
 
 
 def training_draws(prepared: Prepared, variation: Variation, draws: int, seed: int) -> FloatArray:

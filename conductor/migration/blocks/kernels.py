@@ -506,12 +506,12 @@ def run(layout, costs, rules, pieces, wires, state, log, split, durations, facto
                 ):
                     state.cursor[rank] += 1
             state.block[rank] = 0
+            state.expected_end_ms[i] = now + layout.duration_ms[i] + layout.send_ms[i]
             if costs.movable[i] > 0.0:
                 start_block(
                     layout, costs, rules, pieces, wires, state, log, split, factors, rank, now
                 )
             else:
-                state.expected_end_ms[i] = now + layout.duration_ms[i] + layout.send_ms[i]
                 state.free_ms[rank] = state.expected_end_ms[i]
                 set_event(state, rank, END, now + durations[i] + layout.send_ms[i])
         elif event == RUN:

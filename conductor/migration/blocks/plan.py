@@ -106,9 +106,9 @@ def _candidates(
                     max_lenders=2, min_gain=gain, latest_start_ms=latest, delay_share=share
                 )
                 able = base.with_rules(rules)
-                wish = _wish(able)
+                wanted = wish(able)
                 for part in BUDGETS:
-                    placed = place_weights(able, wish, part * model.weight_budget_bytes)
+                    placed = place_weights(able, wanted, part * model.weight_budget_bytes)
                     candidate = plan(placed, rules, run_draws(placed))
                     yield candidate
                     if best is None or candidate.plan_ms < best.plan_ms:
@@ -117,7 +117,7 @@ def _candidates(
             latest = 0.5 * (latest + latest_block_starts(best.prepared))
 
 
-def _wish(prepared: PreparedBlocks) -> BlockDraws:
+def wish(prepared: PreparedBlocks) -> BlockDraws:
     """A step in which every rank holds all weights, for nothing."""
     pieces = prepared.pieces
     everything = np.broadcast_to(pieces.parts[:, None, None], pieces.held.shape).astype(np.int32)
@@ -134,20 +134,20 @@ def _wish(prepared: PreparedBlocks) -> BlockDraws:
 
 
 def place_weights(
-    prepared: PreparedBlocks, wish: BlockDraws, budget_bytes: float
+    prepared: PreparedBlocks, wanted: BlockDraws, budget_bytes: float
 ) -> PreparedBlocks:
     """Places the weights that save most time for their bytes, until a rank's budget is spent.
 
     Args:
         prepared: what will run.
-        wish: a step without limits, which shows what would be used.
+        wanted: a step without limits, which shows what would be used.
         budget_bytes: weights and gradients that a rank may hold of others' stages.
     """
     pieces = prepared.pieces
     each = (pieces.weight_bytes + pieces.gradient_bytes)[:, None, None]
-    size = each * pieces.layers * wish.most_parts
+    size = each * pieces.layers * wanted.most_parts
     held = np.where(each == 0.0, pieces.held, 0).astype(np.int32)
-    worth = np.divide(wish.saved_ms, size, out=np.zeros(held.shape), where=size > 0.0)
+    worth = np.divide(wanted.saved_ms, size, out=np.zeros(held.shape), where=size > 0.0)
     left = np.full(held.shape[1], budget_bytes)
     for flat in np.argsort(-worth, axis=None, kind="stable"):
         place = np.unravel_index(flat, held.shape)
@@ -155,5 +155,5 @@ def place_weights(
             break
         if size[place] <= left[place[1]]:
             left[place[1]] -= size[place]
-            held[place] = wish.most_parts[place]
+            held[place] = wanted.most_parts[place]
     return prepared.holding(held)

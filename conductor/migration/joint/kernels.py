@@ -76,6 +76,17 @@ def settle(layout, rows, rank):
 
 
 @numba.njit(cache=True)
+def later(rules, streams, stream, i, moved_ms):
+    """Moves the latest start of one action, or of all actions of its stream."""
+    if stream < 0:
+        rules.latest_start_ms[i] += moved_ms
+        return
+    for k in range(len(streams)):
+        if streams[k] == stream:
+            rules.latest_start_ms[k] += moved_ms
+
+
+@numba.njit(cache=True)
 def anneal(
     layout, costs, rules, rows, streams, durations, factors, chances, reach, warmth, start_ms
 ):
@@ -110,7 +121,8 @@ def anneal(
         i = rows[place]
         rank = layout.ranks[i]
         target = place
-        old_latest, old_parts = rules.latest_start_ms[i], rules.most_parts[i]
+        old_parts = rules.most_parts[i]
+        moved_ms, stream = 0.0, -1
         allowed = True
         if chance[2] < 0.5:
             far = 1 + int(chance[3] * reach)
@@ -122,8 +134,9 @@ def anneal(
             shift(rows, place, target)
             allowed = settle(layout, rows, rank)
         elif chance[2] < 0.9:
-            spread = 0.1 * start_ms * chance[4] * chance[4]
-            rules.latest_start_ms[i] += spread * (2.0 * chance[3] - 1.0)
+            moved_ms = 0.1 * start_ms * chance[4] * chance[4] * (2.0 * chance[3] - 1.0)
+            stream = -1 if chance[2] < 0.75 else streams[i]
+            later(rules, streams, stream, i, moved_ms)
         else:
             rules.most_parts[i] = (
                 int(chance[3] * (costs.parts + 1)) if chance[4] < 0.5 else costs.parts
@@ -139,7 +152,9 @@ def anneal(
                 best_latest[:] = rules.latest_start_ms
                 best_parts[:] = rules.most_parts
         else:
-            rules.latest_start_ms[i], rules.most_parts[i] = old_latest, old_parts
+            if moved_ms != 0.0:
+                later(rules, streams, stream, i, -moved_ms)
+            rules.most_parts[i] = old_parts
             if target != place:
                 shift(rows, target, place)
                 settle(layout, rows, rank)

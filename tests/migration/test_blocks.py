@@ -17,6 +17,7 @@ from conductor.migration.blocks.execution import (
 )
 from conductor.migration.blocks.hardware import HARDWARE, Link, Topology, load_hardware
 from conductor.migration.blocks.plan import place_weights, plan_blocks, wish
+from conductor.migration.blocks.reference import BlockReference
 from conductor.migration.blocks.shape import ModelShape
 from conductor.migration.execution import MigrationRules
 from conductor.problem.kind import Kind
@@ -325,3 +326,15 @@ def test_a_plan_is_never_worse_than_none(gb_per_s):
     assert (plan.prepared.held_bytes <= model.weight_budget_bytes).all()
     if gb_per_s == 450.0:
         assert plan.plan_ms < 0.95 * plan.without_ms
+
+
+@settings(max_examples=150)
+@given(block_runs())
+def test_kernel_equals_reference(case):
+    prepared, realised, step = case
+    expected = BlockReference(prepared, realised)
+    assert step.makespan_ms == expected.makespan_ms
+    assert step.start_ms.tolist() == [action.start_ms for action in expected.actions]
+    assert step.end_ms.tolist() == [action.end_ms for action in expected.actions]
+    assert [tuple(row) for row in step.helps[:, :6].tolist()] == expected.rows
+    assert [tuple(row) for row in step.messages[:, 2:].tolist()] == expected.messages

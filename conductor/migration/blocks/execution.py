@@ -189,7 +189,9 @@ def run(prepared: PreparedBlocks, durations_ms: npt.ArrayLike | None = None) -> 
     n = base.program.num_actions
     state = simple.make_state(n, 2 * base.program.num_ranks, len(base.layout.stream_offsets) - 1)
     log = simple.make_log(n)
-    rows = 64 * n * int(prepared.pieces.layers.max())
+    layers = prepared.pieces.layers
+    chunks = int((prepared.pieces.held * layers).sum())
+    rows = 8 * simple.MAX_LENDERS * n * int(layers.max()) + chunks
     wires = kernels.make_wires(prepared.pieces, rows)
     makespan = kernels.run(
         base.layout, base.costs, base.rules, prepared.pieces, wires, state, log,

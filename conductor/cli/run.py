@@ -16,6 +16,7 @@ from conductor.errors import ConductorError
 if TYPE_CHECKING:
     from conductor.ir.schedule import Schedule
     from conductor.problem.spec import PipelineSpec
+    from conductor.runtime.controller import Proposal
     from conductor.runtime.pace import Straggler
     from conductor.runtime.train import StepRecord
 
@@ -84,6 +85,14 @@ def run(
             help="An emulated rank is slower, in these steps. May be given again.",
         ),
     ] = None,
+    adapt: Annotated[
+        bool,
+        typer.Option(
+            "--adapt",
+            help="Watch the measured times; change the plan (and, with one stage a rank, move layers)"
+            " between steps when that pays.",
+        ),
+    ] = False,
     seed: Annotated[int, typer.Option(metavar="S", min=0, help="Seed of everything.")] = 0,
     trace: Annotated[
         Path | None,
@@ -122,6 +131,7 @@ def run(
             mode=mode,
             patience=patience,
             pace=pace if emulate else None,
+            replan=_replan if adapt else None,
         )
         plan = from_first_rank(lambda: _plan(profile, schedule))
         quiet = json or rank != 0
@@ -182,6 +192,36 @@ def _plan(spec: PipelineSpec, schedule: str | None) -> Schedule:
         validate(order, spec)
         return order
     return plan(spec, schedules=schedule and [schedule]).best.schedule
+
+
+def _replan(spec: PipelineSpec, layers: tuple[int, ...] | None) -> Proposal:
+    """The best plan on the stages as they are placed, with the layers where they are or levelled."""
+    from contextlib import suppress
+
+    from conductor.errors import DoesNotFitError
+    from conductor.planning.plan import plan
+    from conductor.runtime.controller import Proposal
+    from conductor.runtime.layers import level_layers, with_layers
+    from conductor.schedules.registry import POOL, SCHEDULES, adapt
+
+    def keeps_stages(name: str) -> bool:
+        with suppress(DoesNotFitError):
+            return adapt(SCHEDULES[name], spec).stage_ranks == spec.stage_ranks
+        return False
+
+    names = [name for name in POOL if keeps_stages(name)]
+    best = plan(spec, schedules=names).best
+    found = best.timeline.makespan_ms, Proposal(plan=best.schedule, spec=spec, layers=layers)
+    if layers is not None and (other := level_layers(spec, layers)) != layers:
+        moved = with_layers(spec, layers, other)
+        with suppress(DoesNotFitError):
+            best = plan(moved, schedules=names).best
+            order = best.schedule.named(f"{best.name} {'/'.join(map(str, other))}")
+            proposal = Proposal(plan=order, spec=moved, layers=other)
+            found = min(
+                found, (best.timeline.makespan_ms, proposal), key=lambda candidate: candidate[0]
+            )
+    return found[1]
 
 
 def _print(record: StepRecord) -> None:

@@ -135,6 +135,23 @@ class ConductorSchedule:
             for has_backward in (True, False)
         }
 
+    def set_pace(self, pace: Pace | None) -> None:
+        """Changes how long actions take at least, from the next step on."""
+        self._pace = pace
+
+    def replace_stages(self, stages: Sequence[PipelineStage]) -> None:
+        """Other stages in place of the same indices, as when layers have moved between ranks.
+
+        Raises:
+            InvalidScheduleError: the indices differ, or a stage cannot be run.
+        """
+        _check_stages(stages)
+        indices = [stage.stage_index for stage in stages]
+        if sorted(indices) != sorted(self._stages):
+            raise InvalidScheduleError(f"stages {indices} cannot replace {sorted(self._stages)}")
+        self._stages = {stage.stage_index: stage for stage in stages}
+        self._prepared = None
+
     def step(
         self,
         *args: Any,

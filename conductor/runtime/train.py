@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.distributed.pipelining import PipelineStage
 
 from conductor.ir.schedule import Schedule
 from conductor.problem.spec import PipelineSpec
+from conductor.runtime.controller import Controller, Proposal, Replan
 from conductor.runtime.executor import ConductorSchedule, Mode
 from conductor.runtime.gpt import (
     GPTConfig,
+    GPTStage,
     gpt_stage,
     next_token_loss,
     spread_layers,
     stage_shapes,
 )
-from conductor.runtime.pace import Pace
+from conductor.runtime.layers import move_layers, with_layers
+from conductor.runtime.pace import Emulation
 from conductor.runtime.stage import wrap_stage
 from conductor.runtime.sums_text import sums_batch
 from conductor.simulator.timeline import Timeline
@@ -38,7 +42,9 @@ class TrainSettings:
         seed: of weights and data.
         mode: see `ConductorSchedule`.
         patience: see `ConductorSchedule`.
-        pace: see `ConductorSchedule`.
+        pace: emulated devices; None runs at the machine's own speed.
+        replan: changes the plan when measured times change (see `Controller`); with one stage a rank it
+            may move layers.
         timeout_s: see `ConductorSchedule`.
     """
 
@@ -49,7 +55,8 @@ class TrainSettings:
     seed: int = 0
     mode: Mode = "static"
     patience: float = 0.2
-    pace: Pace | None = None
+    pace: Emulation | None = None
+    replan: Replan | None = None
     timeout_s: float = 120.0
 
 
@@ -95,25 +102,38 @@ def train(
     """
     rank, config = dist.get_rank(), settings.config
     layers = spread_layers(config.num_layers, plan.num_stages)
-    stages = [
-        wrap_stage(
-            gpt_stage(config, stage, layers, seed=settings.seed),
-            stage,
-            plan.num_stages,
-            input_args=shapes[0],
-            output_args=shapes[1],
-        )
+    modules = {
+        stage: gpt_stage(config, stage, layers, seed=settings.seed)
         for stage, owner in enumerate(plan.stage_ranks)
         if owner == rank
-        for shapes in [stage_shapes(config, stage, plan.num_stages, settings.rows)]
-    ]
+    }
     schedule = ConductorSchedule(
-        stages, plan.num_microbatches, next_token_loss,
+        _wrap(modules, plan, settings), plan.num_microbatches, next_token_loss,
         plan=plan, mode=settings.mode, patience=settings.patience, spec=spec, pace=settings.pace,
         timeout_s=settings.timeout_s,
     )  # fmt: skip
-    parameters = [p for stage in stages for p in stage.submod.parameters()]
+    parameters = [p for module in modules.values() for p in module.parameters()]
     optimizer = torch.optim.AdamW(parameters, lr=settings.learning_rate)
+
+    def apply(proposal: Proposal) -> None:
+        nonlocal layers
+        if proposal.layers is not None and proposal.layers != layers:
+            move_layers(modules[rank], optimizer, config, layers, proposal.layers)
+            if settings.pace is not None:
+                even = spread_layers(config.num_layers, plan.num_stages)
+                slower = with_layers(settings.pace.spec, even, proposal.layers)
+                schedule.set_pace(replace(settings.pace, spec=slower))
+            layers = proposal.layers
+            schedule.replace_stages(_wrap(modules, plan, settings))
+        schedule.set_plan(proposal.plan)
+
+    controller = settings.replan and Controller(
+        schedule,
+        spec,
+        settings.replan,
+        layers=layers if plan.stage_ranks == tuple(range(plan.num_ranks)) else None,
+        apply=apply,
+    )
     data = np.random.default_rng(settings.seed)
     records = []
     for number in range(settings.num_steps):
@@ -134,11 +154,25 @@ def train(
             loss=_from_rank(float(np.mean(losses)) if losses else None, plan.stage_ranks[-1]),
             time_ms=times.makespan_ms,
             bubble_ratio=times.bubble_ratio,
-            plan=plan.name,
+            plan=schedule.plan.name,
         )
         records.append(record)
         on_step(record)
+        if controller:
+            controller.after_step()
     return records, times
+
+
+def _wrap(
+    modules: dict[int, GPTStage], plan: Schedule, settings: TrainSettings
+) -> list[PipelineStage]:
+    stages = []
+    for stage, module in modules.items():
+        inputs, outputs = stage_shapes(settings.config, stage, plan.num_stages, settings.rows)
+        stages.append(
+            wrap_stage(module, stage, plan.num_stages, input_args=inputs, output_args=outputs)
+        )
+    return stages
 
 
 def median_ms(records: Sequence[StepRecord]) -> float:

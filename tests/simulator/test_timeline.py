@@ -206,3 +206,16 @@ def test_durations_of_another_shape_are_refused():
         simulate(spec, schedule, [1.0, 2.0, 3.0])
     with pytest.raises(ValueError, match="one draw"):
         timeline(spec, schedule, np.ones((2, 2)))
+
+
+@pytest.mark.parametrize("execution", ["static", "ready-first"])
+@given(problem=problems(), seed=st.integers(0, 2**32))
+def test_the_gaps_before_the_actions_sum_to_the_idle_time(execution, problem, seed):
+    spec, schedule = problem
+    realised = durations(encode(spec, schedule).duration_ms, seed)
+    drawn = timeline(spec, schedule, realised[0], execution=execution)
+    gaps = np.zeros((len(IdleCause), schedule.num_ranks))
+    np.add.at(gaps.T, drawn.program.ranks, drawn.idle_before_ms)
+    gaps[IdleCause.NOTHING_LEFT] = drawn.idle_ms[IdleCause.NOTHING_LEFT]
+    assert gaps == pytest.approx(drawn.idle_ms)
+    assert not drawn.idle_before_ms[:, IdleCause.NOTHING_LEFT].any()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +12,7 @@ from conductor.errors import InvalidScheduleError
 from conductor.ir.schedule import FloatArray, Int32Array, Schedule
 from conductor.problem.spec import PipelineSpec
 from conductor.simulator.program import Program, encode
-from conductor.simulator.timeline.kernels import critical_path, summarise
+from conductor.simulator.timeline.kernels import critical_path, idle_before, summarise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -69,13 +70,16 @@ class Timeline:
             sequence=np.lexsort((end, start, program.ranks)).astype(np.int32),
         )
 
-    def _summary(self) -> tuple[float, FloatArray, FloatArray, FloatArray]:
+    def _arrays(self) -> tuple[npt.NDArray[Any], ...]:
         program = self.program
-        span, busy, idle, peak = summarise(
+        return (
             self.start_ms, self.end_ms, self.sequence, program.rank_offsets, program.kinds,
             program.streams, program.inputs, program.input_lag_ms, program.allocated,
             program.freed, program.memory_limits,
         )  # fmt: skip
+
+    def _summary(self) -> tuple[float, FloatArray, FloatArray, FloatArray]:
+        span, busy, idle, peak = summarise(*self._arrays())
         return float(span), busy, idle, peak
 
     @property
@@ -113,6 +117,16 @@ class Timeline:
     def idle_ms(self) -> FloatArray:
         """Idle time by cause, shape (len(IdleCause), num_ranks); with `busy_ms` it sums to the makespan."""
         return self._summary()[2]
+
+    @property
+    def idle_before_ms(self) -> FloatArray:
+        """Idle time right before each action by cause, shape (n, len(IdleCause)), program order.
+
+        Of one gap, memory is the last part. Summed over a rank it is `idle_ms` but for what is left of
+        the step after the rank's last action.
+        """
+        gaps: FloatArray = idle_before(*self._arrays())
+        return gaps
 
     @property
     def peak_memory(self) -> FloatArray:

@@ -29,9 +29,23 @@ def summarise(
     peak = np.zeros(num_ranks)
     span = _summarise(
         start, end, sequence, rank_offsets, kinds, streams, inputs, lags, allocated, freed, limits,
-        busy, idle, peak,
+        busy, idle, peak, np.empty((0, 4)),
     )  # fmt: skip
     return span, busy, idle, peak
+
+
+@numba.njit(cache=True)
+def idle_before(
+    start, end, sequence, rank_offsets, kinds, streams, inputs, lags, allocated, freed, limits
+):
+    """Idle time right before each action by cause, shape (n, 4): the terms of `summarise`'s sums."""
+    num_ranks = len(rank_offsets) - 1
+    gaps = np.zeros((len(start), 4))
+    _summarise(
+        start, end, sequence, rank_offsets, kinds, streams, inputs, lags, allocated, freed, limits,
+        np.zeros(num_ranks), np.zeros((4, num_ranks)), np.zeros(num_ranks), gaps,
+    )  # fmt: skip
+    return gaps
 
 
 @numba.njit(cache=True, parallel=True)
@@ -53,7 +67,7 @@ def summarise_draws(
         spans[draw] = _summarise(
             starts[draw], ends[draw], sequences[np.int64(draw) % len(sequences)], rank_offsets,
             kinds, streams, inputs, lags, allocated, freed, limits,
-            busy[draw], idle[draw], peak[draw],
+            busy[draw], idle[draw], peak[draw], np.empty((0, 4)),
         )  # fmt: skip
     return spans, busy, idle, peak
 
@@ -61,9 +75,10 @@ def summarise_draws(
 @numba.njit(cache=True)
 def _summarise(
     start, end, sequence, rank_offsets, kinds, streams, inputs, lags, allocated, freed, limits,
-    busy, idle, peak,
+    busy, idle, peak, gaps,
 ):  # fmt: skip
-    """Fills `busy`, `idle` and `peak`, which are zero at entry; returns the stage span."""
+    """Fills `busy`, `idle`, `peak` and, where it has rows, `gaps`, which are zero at entry; returns the
+    stage span."""
     makespan = end.max()
     span = 0.0
     num_streams = streams.max() + 1
@@ -98,6 +113,9 @@ def _summarise(
                         cause = 0
                 idle[cause, rank] += gap - blocked
                 idle[2, rank] += blocked
+                if len(gaps):
+                    gaps[i, cause] = gap - blocked
+                    gaps[i, 2] = blocked
             busy[rank] += max(0.0, end[i] - max(start[i], clock))
             clock = max(clock, end[i])
             memory += allocated[i]

@@ -19,10 +19,11 @@ from conductor.cli import (
     schedules,
     simulate,
     train,
+    whatif,
 )
 from conductor.errors import ConductorError
 
-_EXTRAS = {"torch": "rl", "gymnasium": "rl", "ortools": "optimal"}
+_EXTRAS = {"torch": "rl", "gymnasium": "rl", "ortools": "optimal", "pyarrow": "traces"}
 """What `pip install conductor-pipeline` leaves out, and the extra that brings it."""
 
 app = typer.Typer(
@@ -40,6 +41,7 @@ for command, examples in (
     (evaluate.evaluate, evaluate.EXAMPLES),
     (run.run, run.EXAMPLES),
     (profile.profile, profile.EXAMPLES),
+    (whatif.whatif, whatif.EXAMPLES),
     (schedules.schedules, schedules.EXAMPLES),
     (presets.presets, presets.EXAMPLES),
     (demo.demo, demo.EXAMPLES),

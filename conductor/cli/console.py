@@ -57,11 +57,13 @@ def coloured(drawing: str) -> Text:
 
 def progress() -> Progress:
     """A progress bar on standard error; silent where that is no terminal."""
+    out = console(stderr=True)
     return Progress(
         TextColumn("{task.description}", table_column=None),
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
-        console=console(stderr=True),
+        console=out,
         transient=True,
+        disable=not out.is_terminal,
     )

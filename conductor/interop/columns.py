@@ -34,20 +34,33 @@ class Columns:
     """A file's columns.
 
     Attributes:
+        path: the file.
         numbers: float64 or int64 arrays by name.
         texts: by name.
     """
 
+    path: Path
     numbers: dict[str, npt.NDArray[Any]]
     texts: dict[str, Texts]
 
     def whole(self, name: str) -> npt.NDArray[np.int64]:
         """A column as whole numbers."""
-        return np.ascontiguousarray(self.numbers[name], np.int64)
+        return np.ascontiguousarray(self._number(name), np.int64)
 
     def real(self, name: str) -> npt.NDArray[np.float64]:
         """A column as real numbers."""
-        return np.ascontiguousarray(self.numbers[name], np.float64)
+        return np.ascontiguousarray(self._number(name), np.float64)
+
+    def text(self, name: str) -> Texts:
+        """A column of texts."""
+        if name not in self.texts:
+            raise FormatError(f"{self.path}: column {name} must hold texts")
+        return self.texts[name]
+
+    def _number(self, name: str) -> npt.NDArray[Any]:
+        if name not in self.numbers:
+            raise FormatError(f"{self.path}: column {name} must hold numbers")
+        return self.numbers[name]
 
 
 def read_columns(
@@ -88,7 +101,7 @@ def read_columns(
             numbers[name] = np.concatenate([a.to_numpy(zero_copy_only=False) for a in arrays])
         else:
             raise FormatError(f"{path}: column {name} holds {arrays[0].type}, not numbers or texts")
-    return Columns(numbers, texts)
+    return Columns(path, numbers, texts)
 
 
 def column_names(path: Path) -> tuple[str, ...]:
@@ -117,7 +130,9 @@ def _batches(path: Path, names: Sequence[str], on_progress: Progress | None) -> 
 
     missing = [name for name in names if name not in column_names(path)]
     if missing:
-        raise FormatError(f"{path}: column {' and column '.join(missing)} is missing")
+        raise FormatError(
+            f"{path}: {'a column is' if len(missing) == 1 else 'columns are'} missing: {', '.join(missing)}"
+        )
     if path.suffix == ".parquet":
         with pyarrow.parquet.ParquetFile(path) as file:
             done, total = 0, file.metadata.num_rows

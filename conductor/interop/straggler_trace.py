@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from conductor.errors import FormatError
 from conductor.interop.columns import Progress, read_columns
 from conductor.ir.schedule import BoolArray, Int64Array
 from conductor.ir.trace import Operation, Trace
@@ -61,9 +60,7 @@ def read_straggler_trace(path: str | Path, *, on_progress: Progress | None = Non
     """
     path = Path(path)
     table = read_columns(path, COLUMNS, on_progress=on_progress)
-    if "optype" not in table.texts:
-        raise FormatError(f"{path}: column optype must hold texts")
-    operations = table.texts["optype"].mapped({name: int(op) for name, op in OPTYPES.items()})
+    operations = table.text("optype").mapped({name: int(op) for name, op in OPTYPES.items()})
     known = operations >= 0
     duration = table.real("duration")[known]
     ends_early = ~(duration >= 0.0)
@@ -96,7 +93,7 @@ def read_straggler_trace(path: str | Path, *, on_progress: Progress | None = Non
         for owner, part, its in np.unique(np.stack((rank, chunk, stage))[:, is_action], axis=1).T:
             of_chunk = (rank == owner) & (chunk == part)
             stage[of_chunk & (operations >= Operation.PARAMS_ALL_GATHER)] = its
-    names = sorted(set(table.texts["optype"].values) - set(OPTYPES))
+    names = sorted(set(table.text("optype").values) - set(OPTYPES))
     notes = [
         f"left out {count} {what}"
         for count, what in (
@@ -118,7 +115,7 @@ def read_straggler_trace(path: str | Path, *, on_progress: Progress | None = Non
         start_ms=1000.0 * start[keep],
         duration_ms=1000.0 * duration[keep],
         notes=tuple(notes),
-    )
+    ).checked()
 
 
 def _nth(worker: Int64Array, *order: npt.NDArray[Any]) -> Int64Array:

@@ -85,22 +85,23 @@ class Trace:
     duration_ms: FloatArray
     notes: tuple[str, ...] = ()
 
-    def __post_init__(self) -> None:
-        """Checks that there is a pipeline in it.
+    def checked(self) -> Trace:
+        """This trace, if there is a pipeline in it and its times can be.
 
         Raises:
             FormatError: says what is missing or cannot be.
         """
-        if not np.isin(self.operations, list(Kind)).any():
+        if not self.is_action.any():
             raise FormatError(
                 f"{self.name}: no forward and backward of a pipeline stage in this trace"
             )
-        wrong = np.flatnonzero(~(self.duration_ms >= 0.0) | ~np.isfinite(self.start_ms))
+        wrong = np.flatnonzero(~(self.duration_ms >= 0.0) | ~np.isfinite(self.end_ms))
         if len(wrong):
             raise FormatError(
                 f"{self.name}: operation {wrong[0]} starts at {self.start_ms[wrong[0]]:g} ms and lasts"
                 f" {self.duration_ms[wrong[0]]:g} ms"
             )
+        return self
 
     def __len__(self) -> int:
         """Number of operations."""

@@ -61,7 +61,7 @@ class Graph:
         return result
 
 
-def _numbers(*columns: npt.NDArray[np.integer]) -> Int64Array:
+def numbers(*columns: npt.NDArray[np.integer]) -> Int64Array:
     """One number for each combination of values; -1 where any value is below 0."""
     number = np.zeros(len(columns[0]), np.int64)
     missing = np.zeros(len(number), np.bool_)
@@ -72,7 +72,7 @@ def _numbers(*columns: npt.NDArray[np.integer]) -> Int64Array:
     return number
 
 
-def _look_up(keys: Int64Array, rows: Int64Array, wanted: Int64Array) -> Int64Array:
+def look_up(keys: Int64Array, rows: Int64Array, wanted: Int64Array) -> Int64Array:
     """The row with each wanted key, -1 where there is none."""
     by = np.argsort(keys, kind="stable")
     place = np.minimum(np.searchsorted(keys, wanted, sorter=by), len(by) - 1)
@@ -96,7 +96,7 @@ def build_graph(trace: Trace) -> Graph:
     step_numbers, step = np.unique(trace.steps, return_inverse=True)
     kind = trace.operations.astype(np.int64)
     n = len(trace)
-    worker = _numbers(step, trace.dp_ranks, trace.ranks)
+    worker = numbers(step, trace.dp_ranks, trace.ranks)
     inputs = np.full((n, 4), -1, np.int64)
     actions = np.flatnonzero(trace.is_action)
     actions = actions[np.lexsort((trace.end_ms[actions], trace.start_ms[actions], worker[actions]))]
@@ -104,7 +104,7 @@ def build_graph(trace: Trace) -> Graph:
 
     # Actions by stage and micro-batch, and the one before each on its rank.
     direction = (kind != Operation.FORWARD).astype(np.int64)
-    micro = _numbers(step, trace.dp_ranks, trace.stages, trace.microbatches)
+    micro = numbers(step, trace.dp_ranks, trace.stages, trace.microbatches)
     starts_flow = actions[kind[actions] != Operation.BACKWARD_WEIGHT]
     key_of_action = 2 * micro[starts_flow] + direction[starts_flow]
     for operation in (
@@ -114,7 +114,7 @@ def build_graph(trace: Trace) -> Graph:
         mine = mine[np.lexsort((trace.start_ms[mine], worker[mine]))]
         _chain(mine, worker, inputs, 0)
         backward = int(operation >= Operation.BACKWARD_SEND)
-        action = _look_up(key_of_action, starts_flow, 2 * micro[mine] + backward)
+        action = look_up(key_of_action, starts_flow, 2 * micro[mine] + backward)
         if operation in (Operation.FORWARD_SEND, Operation.BACKWARD_SEND):
             inputs[mine, 1] = action
         else:
@@ -154,11 +154,11 @@ def _weights_first(trace: Trace, step: Int64Array, actions: Int64Array, inputs: 
     gathers = np.flatnonzero(trace.operations == Operation.PARAMS_ALL_GATHER)
     if not len(gathers):
         return
-    stage = _numbers(step, trace.dp_ranks, trace.stages)
+    stage = numbers(step, trace.dp_ranks, trace.stages)
     forwards = actions[trace.operations[actions] == Operation.FORWARD]
     _, first = np.unique(stage[forwards], return_index=True)  # `actions` are in the order of starts
     first = forwards[first]
-    inputs[first, 2] = _look_up(stage[gathers], gathers, stage[first])
+    inputs[first, 2] = look_up(stage[gathers], gathers, stage[first])
 
 
 def _tail_last(trace: Trace, worker: Int64Array, actions: Int64Array, inputs: Int64Array) -> None:
@@ -170,7 +170,7 @@ def _tail_last(trace: Trace, worker: Int64Array, actions: Int64Array, inputs: In
     _chain(tail, worker, inputs, 0)
     _, first = np.unique(worker[tail], return_index=True)
     ends = np.flatnonzero(np.diff(worker[actions], append=-1) != 0)
-    inputs[tail[first], 0] = _look_up(worker[actions[ends]], actions[ends], worker[tail[first]])
+    inputs[tail[first], 0] = look_up(worker[actions[ends]], actions[ends], worker[tail[first]])
 
 
 def _groups(trace: Trace, step: Int64Array, worker: Int64Array) -> Int64Array:
@@ -179,7 +179,7 @@ def _groups(trace: Trace, step: Int64Array, worker: Int64Array) -> Int64Array:
     n = len(kind)
     # The n-th of its kind on its worker (and stage) meets the n-th of the others.
     by = np.lexsort((trace.start_ms, trace.stages, kind, worker))
-    same = _numbers(worker, kind, trace.stages + 1)[by]
+    same = numbers(worker, kind, trace.stages + 1)[by]
     starts = np.flatnonzero(np.diff(same, prepend=-1))
     nth = np.empty(n, np.int64)
     nth[by] = np.arange(n) - np.repeat(starts, np.diff(starts, append=n))
@@ -203,5 +203,5 @@ def _groups(trace: Trace, step: Int64Array, worker: Int64Array) -> Int64Array:
         columns[0, mine] = operation - is_recv
         for row, part in enumerate(parts, 1):
             columns[row, mine] = part[mine]
-    groups: Int64Array = np.unique(_numbers(*(columns + 1)), return_inverse=True)[1]
+    groups: Int64Array = np.unique(numbers(*(columns + 1)), return_inverse=True)[1]
     return groups

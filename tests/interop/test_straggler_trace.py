@@ -82,7 +82,7 @@ def test_bad_rows_are_left_out_and_said(tmp_path):
 
 def test_a_missing_column_is_named(tmp_path):
     path = write(tmp_path / "t.parquet", rows(), [c for c in COLUMNS if c not in ("gmc", "step")])
-    with pytest.raises(FormatError, match=r"t\.parquet: column step and column gmc is missing"):
+    with pytest.raises(FormatError, match=r"t\.parquet: columns are missing: step, gmc"):
         read_straggler_trace(path)
 
 

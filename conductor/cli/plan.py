@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from conductor.cli.options import JsonOption, ObjectiveOption, PresetOption, SpecOption, chosen_spec
+from conductor.cli.options import JsonOption, PresetOption, SpecOption, UsageError, chosen_spec
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from conductor.planning.deepen import PlanProgress
     from conductor.planning.plan import Candidate, Plan
+    from conductor.variation.variation import Variation
 
 EXAMPLES = (
     "conductor plan --preset gpt-like",
     "conductor plan --preset gpt-28.3b-p32-m128 --objective stage-span --json",
     "conductor plan --spec mine.toml --schedule zb-1p --schedule zb-v --out best.csv",
+    "conductor plan --preset gpt-like --budget-ms 2000 --objective mean --noise 0.3",
 )
 
 
@@ -26,7 +31,30 @@ def plan(
         list[str] | None,
         typer.Option(metavar="NAME", help="Only this schedule; may be given several times."),
     ] = None,
-    objective: ObjectiveOption = "makespan",
+    objective: Annotated[
+        Literal["makespan", "stage-span", "mean", "p95"],
+        typer.Option(
+            help="What to minimise: the end of the last action; the longest span of a single rank (the"
+            " zero-bubble papers' cost); the mean or 95th percentile of the end under --noise."
+        ),
+    ] = "makespan",
+    budget_ms: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            metavar="N",
+            help="Search better orders for so long: local search, then CP-SAT where it is installed"
+            " and the pipeline small enough. Ctrl-C ends it with the best so far.",
+        ),
+    ] = None,
+    noise: Annotated[
+        float | None,
+        typer.Option(
+            metavar="LEVEL",
+            help="For mean and p95: each action takes up to LEVEL (0.1: 10 %) more or less.",
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of every choice and draw.")] = 0,
     out: Annotated[
         Path | None,
         typer.Option(metavar="FILE.csv", help="Write the best as torch's compute_only CSV."),
@@ -37,7 +65,20 @@ def plan(
     from conductor.cli import console
     from conductor.planning.plan import plan as make_plan
 
-    result = make_plan(chosen_spec(preset, spec), schedules=schedule or None, objective=objective)
+    problem = chosen_spec(preset, spec)
+    variation = _variation(objective, noise)
+    with console.progress() as bar:
+        result = make_plan(
+            problem,
+            schedules=schedule or None,
+            objective=objective,
+            budget_ms=budget_ms,
+            variation=variation,
+            seed=seed,
+            on_progress=None if budget_ms is None else _shown_on(bar),
+        )
+    if result.interrupted:
+        console.note("stopped: this is the best so far")
     if out is not None:
         from conductor.interop.torch_csv import write_torch_csv
 
@@ -46,9 +87,37 @@ def plan(
     if json:
         console.print_json(_as_json(result))
         return
-    console.console().print(_table(result))
+    console.console().print(_table(result, objective))
     for name, reason in result.rejected.items():
         console.note(f"left out {name}: {reason.removeprefix(name).lstrip()}")
+
+
+def _variation(objective: str, noise: float | None) -> Variation | None:
+    over_draws = objective in ("mean", "p95")
+    if over_draws != (noise is not None):
+        raise UsageError("--noise goes with --objective mean or p95, and only with them")
+    if noise is None:
+        return None
+    from conductor.variation.uniform import UniformNoise
+
+    return UniformNoise(noise)
+
+
+def _shown_on(bar: Any) -> Callable[[PlanProgress], None]:
+    """One bar for the whole budget, with the gap to the best bound."""
+    task = bar.add_task("search", total=100)
+
+    def show(progress: PlanProgress) -> None:
+        gap = ""
+        if 0.0 < progress.bound_ms < float("inf"):
+            gap = f", {100.0 * (progress.value_ms / progress.bound_ms - 1.0):.2f} % over the bound"
+        bar.update(
+            task,
+            completed=round(100 * progress.share),
+            description=f"{progress.phase}: {progress.value_ms:.2f} ms{gap}",
+        )
+
+    return show
 
 
 def _as_json(result: Plan) -> dict[str, Any]:
@@ -65,6 +134,7 @@ def _as_json(result: Plan) -> dict[str, Any]:
                 "peak_memory": candidate.timeline.peak_memory.tolist(),
                 "plan_ms": candidate.plan_ms,
                 "lower_bound_ms": candidate.lower_bound_ms,
+                "value_ms": candidate.value_ms,
             }
             for candidate in result.candidates
         ],
@@ -72,17 +142,19 @@ def _as_json(result: Plan) -> dict[str, Any]:
     }
 
 
-def _table(result: Plan) -> Any:
+def _table(result: Plan, objective: str) -> Any:
     from conductor.cli import console
 
     spec = result.spec
+    over_draws = objective in ("mean", "p95")
     table = console.new_table(
         f"{spec.name}: {spec.num_ranks} ranks, {spec.num_microbatches} micro-batches",
-        "schedule", "makespan ms", "over bound", "bubble ratio", "stage-span bubble", "peak memory",
-        "planned in ms",
+        "schedule", *([f"{objective} ms"] if over_draws else []), "makespan ms", "over bound",
+        "bubble ratio", "stage-span bubble", "peak memory", "planned in ms",
     )  # fmt: skip
     for candidate in result.candidates:
-        table.add_row(*_cells(candidate))
+        name, *cells = _cells(candidate)
+        table.add_row(name, *([f"{candidate.value_ms:.2f}"] if over_draws else []), *cells)
     return table
 
 

@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from time import perf_counter
 
+import numpy as np
+
 from conductor.errors import DoesNotFitError
 from conductor.ir.schedule import Schedule
+from conductor.planning.deepen import PlanProgress, deepen
 from conductor.problem.spec import PipelineSpec
 from conductor.schedules.registry import POOL, Objective, build
+from conductor.search.common_draws import DurationDraws
+from conductor.search.objective import SearchObjective, objective_value
 from conductor.simulator.bounds import lower_bounds
 from conductor.simulator.simulate import timeline
 from conductor.simulator.timeline import Timeline
+from conductor.variation.variation import Variation
+
+SEARCH_DRAWS, VALUE_DRAWS = 200_000, 2_000_000
+"""Actions over all draws that a search and a candidate's value use."""
+
+LEAST_DRAWS, MOST_DRAWS = 32, 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -28,6 +39,8 @@ class Candidate:
         timeline: with the expected durations, in static execution.
         plan_ms: time that making the schedule took, with its compiled code loaded.
         lower_bound_ms: no order on this placement ends earlier.
+        value_ms: what candidates are ordered by: the makespan or stage span of the timeline, or over
+            draws of the plan's variation the mean or 95th percentile of the makespan.
     """
 
     schedule: Schedule
@@ -35,6 +48,7 @@ class Candidate:
     timeline: Timeline
     plan_ms: float
     lower_bound_ms: float
+    value_ms: float
 
     @property
     def name(self) -> str:
@@ -50,11 +64,13 @@ class Plan:
         spec: what was planned for.
         candidates: best first; at least one.
         rejected: why each other schedule does not fit, by name.
+        interrupted: Ctrl-C came before the budget's end.
     """
 
     spec: PipelineSpec
     candidates: tuple[Candidate, ...]
     rejected: Mapping[str, str]
+    interrupted: bool = False
 
     @property
     def best(self) -> Candidate:
@@ -66,61 +82,155 @@ def plan(
     spec: PipelineSpec,
     *,
     schedules: Sequence[str] | None = None,
-    objective: Objective = "makespan",
+    objective: SearchObjective = "makespan",
+    budget_ms: float | None = None,
+    variation: Variation | None = None,
+    seed: int = 0,
+    on_progress: Callable[[PlanProgress], None] | None = None,
 ) -> Plan:
-    """Makes every schedule that fits a spec.
+    """Makes every schedule that fits a spec; with a budget, searches better ones.
+
+    The budget goes to a local search from all of them, then, where the pipeline is small enough and
+    OR-Tools is there, to CP-SAT, which also improves the bound. Ctrl-C ends it with the best so far.
 
     Args:
         spec: a rank-level profile is split over the stages of each schedule.
-        schedules: names from `conductor schedules`; None is every one that
-            need not be asked for by name.
-        objective: what heuristics minimise and candidates are ordered by.
+        schedules: names from `conductor schedules`; None is every one that need not be asked for by
+            name.
+        objective: what candidates are ordered by and the search minimises. Heuristics minimise the
+            makespan or the stage span.
+        budget_ms: time for the search and CP-SAT; None is none.
+        variation: for `mean` and `p95`: how durations vary. The search and the candidates' values use
+            different draws.
+        seed: of every choice and draw.
+        on_progress: called a few times a second while the budget is spent.
 
     Raises:
         InvalidSpecError: no schedule has one of these names.
         DoesNotFitError: none fits; says which rank misses how much memory, or what is wrong.
+        ValueError: a variation is missing, or given where it has no effect.
     """
-    candidates: list[Candidate] = []
-    rejected: dict[str, DoesNotFitError] = {}
-    bounds: dict[tuple[tuple[int, ...], int], float] = {}
+    if (variation is not None) != (objective in ("mean", "p95")):
+        raise ValueError("a variation goes with the objectives mean and p95, and only with them")
+    pool = _Pool(spec, objective, variation, seed)
     for name in POOL if schedules is None else dict.fromkeys(schedules):
-        _load_kernels(name)
-        start = perf_counter()
-        try:
-            schedule = build(name, spec, objective=objective)
-        except DoesNotFitError as error:
-            rejected[name] = error
-            continue
-        plan_ms = 1000.0 * (perf_counter() - start)
-        result = timeline(spec, schedule)
-        placement = (schedule.stage_ranks, schedule.num_splits)
-        if placement not in bounds:
-            bounds[placement] = lower_bounds(
-                result.spec, num_splits=schedule.num_splits
-            ).makespan_ms
-        candidates.append(
-            Candidate(
-                schedule=schedule.named(name),
-                spec=result.spec,
-                timeline=result,
-                plan_ms=plan_ms,
-                lower_bound_ms=bounds[placement],
-            )
+        pool.build(name)
+    if not pool.candidates:
+        raise _nothing_fits(list(pool.rejected.values()))
+    interrupted = False
+    if budget_ms is not None:
+        ordered = pool.ordered()
+        found = deepen(
+            spec,
+            [candidate.schedule for candidate in ordered],
+            objective=objective,
+            durations=None if variation is None else pool.draws(SEARCH_DRAWS, seed),
+            bound_ms=pool.least_bound_ms() if objective == "makespan" else -math.inf,
+            budget_ms=budget_ms,
+            seed=seed,
+            on_progress=on_progress,
         )
-    if not candidates:
-        raise _nothing_fits(list(rejected.values()))
-    candidates.sort(key=lambda candidate: _rank(candidate.timeline, objective))
+        for schedule, took_ms in found.schedules:
+            if all(candidate.schedule != schedule for candidate in ordered):
+                pool.add(schedule, took_ms)
+        if found.bound_ms is not None and objective == "makespan":
+            pool.raise_bound(found.schedules[-1][0].stage_ranks, found.bound_ms)
+        interrupted = found.interrupted
     return Plan(
         spec=spec,
-        candidates=tuple(candidates),
-        rejected={name: str(error) for name, error in rejected.items()},
+        candidates=tuple(pool.ordered()),
+        rejected={name: str(error) for name, error in pool.rejected.items()},
+        interrupted=interrupted,
     )
 
 
-def _rank(times: Timeline, objective: Objective) -> tuple[float, float]:
-    """The objective; of equals, less memory comes first."""
-    value = times.stage_span_ms if objective == "stage-span" else times.makespan_ms
-    return value, float(times.peak_memory.max())
+class _Pool:
+    """Candidates as they come."""
+
+    def __init__(
+        self,
+        spec: PipelineSpec,
+        objective: SearchObjective,
+        variation: Variation | None,
+        seed: int,
+    ) -> None:
+        self.candidates: list[Candidate] = []
+        self.rejected: dict[str, DoesNotFitError] = {}
+        self._spec = spec
+        self._objective: SearchObjective = objective
+        self._variation = variation
+        self._seed = seed
+        self._bounds: dict[tuple[tuple[int, ...], int], float] = {}
+
+    def build(self, name: str) -> None:
+        """A schedule of the registry, or why it does not fit."""
+        _load_kernels(name)
+        objective: Objective = "stage-span" if self._objective == "stage-span" else "makespan"
+        start = perf_counter()
+        try:
+            schedule = build(name, self._spec, objective=objective)
+        except DoesNotFitError as error:
+            self.rejected[name] = error
+            return
+        self.add(schedule.named(name), 1000.0 * (perf_counter() - start))
+
+    def add(self, schedule: Schedule, plan_ms: float) -> None:
+        """A schedule with its timeline, bound and value."""
+        result = timeline(self._spec, schedule)
+        placement = (schedule.stage_ranks, schedule.num_splits)
+        if placement not in self._bounds:
+            self._bounds[placement] = lower_bounds(
+                result.spec, num_splits=schedule.num_splits
+            ).makespan_ms
+        if self._objective == "makespan":
+            value = result.makespan_ms
+        elif self._objective == "stage-span":
+            value = result.stage_span_ms
+        else:
+            durations = self.draws(VALUE_DRAWS, self._seed + 1)(result.program)
+            value = objective_value(self._spec, schedule, self._objective, durations)
+        self.candidates.append(
+            Candidate(
+                schedule=schedule,
+                spec=result.spec,
+                timeline=result,
+                plan_ms=plan_ms,
+                lower_bound_ms=self._bounds[placement],
+                value_ms=value,
+            )
+        )
+
+    def draws(self, work: int, seed: int) -> DurationDraws:
+        """Paired draws; fewer for longer programs."""
+        variation = self._variation
+        assert variation is not None
+        return lambda program: variation.sample(
+            program,
+            min(max(work // program.num_actions, LEAST_DRAWS), MOST_DRAWS),
+            np.random.default_rng(seed),
+        )
+
+    def least_bound_ms(self) -> float:
+        """No order on any placement ends earlier."""
+        return min(self._bounds.values())
+
+    def raise_bound(self, stage_ranks: tuple[int, ...], bound_ms: float) -> None:
+        """A better bound for orders of separate actions on one placement."""
+        self.candidates = [
+            replace(candidate, lower_bound_ms=max(candidate.lower_bound_ms, bound_ms))
+            if candidate.schedule.stage_ranks == stage_ranks
+            and candidate.schedule.num_splits == 1
+            and not candidate.schedule.overlaps.any()
+            else candidate
+            for candidate in self.candidates
+        ]
+
+    def ordered(self) -> list[Candidate]:
+        """Best first; of equals, less memory comes first."""
+        return sorted(
+            self.candidates,
+            key=lambda candidate: (candidate.value_ms, float(candidate.timeline.peak_memory.max())),
+        )
 
 
 @cache

@@ -279,7 +279,12 @@ def _summary(values, tail_share):
     if len(values) == 1:
         return values[0]
     if tail_share > 0.0:
-        return np.quantile(values, 1.0 - tail_share)
+        ranked = values.copy()
+        ranked.sort()
+        at = (len(values) - 1) * (1.0 - tail_share)
+        low = int(at)
+        high = min(low + 1, len(values) - 1)
+        return ranked[low] + (at - low) * (ranked[high] - ranked[low])
     return values.mean()
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Literal
 
 from conductor.errors import DoesNotFitError
 from conductor.ir.schedule import Schedule
 from conductor.problem.spec import PipelineSpec
+from conductor.schedules.memory import check_memory
 from conductor.search.common_draws import CommonDraws, DurationDraws
 from conductor.search.objective import TAIL_SHARE, SearchObjective, objective_value
 from conductor.search.split_backward import split_backward
@@ -18,7 +20,10 @@ from conductor.simulator.program import encode
 
 StopReason = Literal["budget", "bound", "interrupt", "no moves"]
 
-FIRST_ROUND = 4096
+FIELD = 8
+"""Starts that go on, at most: the best ones."""
+
+FIRST_ROUND = 2048
 """Evaluations in a start's first round; each later round has twice as many."""
 
 LONGEST_ROUND = 1 << 16
@@ -39,6 +44,8 @@ FIRST_BATCH = 256
 
 class Race:
     """Successive halving over walks: after each round the better half goes on, twice as long.
+
+    A start with full backwards counts as it is, and walks split.
 
     Attributes:
         evaluations: orders evaluated so far.
@@ -65,8 +72,11 @@ class Race:
         for number, start in enumerate(orders):
             program = encode(spec, start)
             times = program.duration_ms if draws is None else draws.of(start, program)
-            if start.overlaps.any():
-                self._fixed.append((objective_value(spec, start, objective, times), start))
+            if start.overlaps.any() or split_backward(start) is not start:
+                with suppress(DoesNotFitError):
+                    check_memory(spec.on_stages(start.stage_ranks), start)
+                    value = objective_value(spec, start, objective, times)
+                    self._fixed.append((value, start))
                 continue
             walk = Walk(
                 start,
@@ -88,12 +98,12 @@ class Race:
         return min([walk.best_value for walk in self._walks] + [value for value, _ in self._fixed])
 
     def best(self) -> tuple[Schedule, str]:
-        """The best schedule so far and the name of its start; the earlier start of equals."""
-        for walk in self._walks:
-            if walk.best_value <= self.best_value:
-                return walk.best_schedule, walk.schedule.name
-        _, schedule = min(self._fixed, key=lambda pair: pair[0])
-        return schedule, schedule.name
+        """The best schedule so far and the name of its start; of equals, one that needs no search."""
+        for value, schedule in self._fixed:
+            if value <= self.best_value:
+                return schedule, schedule.name
+        walk = min(self._walks, key=lambda walk: walk.best_value)
+        return walk.best_schedule, walk.schedule.name
 
     def run(
         self,
@@ -112,7 +122,7 @@ class Race:
             on_progress: called between batches.
         """
         left = math.inf if evaluations is None else evaluations
-        field = sorted(self._walks, key=lambda walk: walk.best_value)
+        field = sorted(self._walks, key=lambda walk: walk.best_value)[:FIELD]
         longest = max(
             [LONGEST_ROUND, *(VISITS * walk.schedule.num_actions for walk in self._walks)]
         )

@@ -11,11 +11,11 @@ from conductor.problem.kind import Kind
 def split_backward(schedule: Schedule) -> Schedule:
     """The schedule with I, W in the place of every B: never later, at the same memory.
 
-    A schedule without B comes back as it is, and so does one whose I or W would leave micro-batch
-    order (it has both forms on one stage).
+    A schedule without B comes back as it is, and so does one with overlapping pairs, or whose I or W
+    would leave micro-batch order (it has both forms on one stage).
     """
     is_full = schedule.kinds == Kind.B
-    if not is_full.any():
+    if not is_full.any() or schedule.overlaps.any():
         return schedule
     source = np.repeat(np.arange(schedule.num_actions), np.where(is_full, 2, 1))
     is_second = np.concatenate([[False], source[1:] == source[:-1]])
@@ -37,5 +37,4 @@ def split_backward(schedule: Schedule) -> Schedule:
         microbatches=schedule.microbatches[source],
         splits=schedule.splits[source],
         rank_offsets=np.searchsorted(source, schedule.rank_offsets),
-        overlaps=schedule.overlaps[source],
     )

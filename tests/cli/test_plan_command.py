@@ -36,7 +36,7 @@ def test_json_is_one_object_with_the_promised_keys(capsys):
     for candidate in answer["candidates"]:
         assert list(candidate) == [
             "schedule", "makespan_ms", "bubble_ratio", "stage_span_bubble_ratio", "peak_memory",
-            "plan_ms", "lower_bound_ms",
+            "plan_ms", "lower_bound_ms", "value_ms",
         ]  # fmt: skip
         assert len(candidate["peak_memory"]) == 4
     times = [candidate["makespan_ms"] for candidate in answer["candidates"]]

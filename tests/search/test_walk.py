@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conductor.ir.validate import validate
@@ -21,6 +21,7 @@ def _walk(spec, schedule, draws: int = 1, seed: int = 0, **objective):
     return Walk(schedule, program, program.busy_ms(times), seed=seed, **objective), times
 
 
+@settings(max_examples=30)
 @given(problems(max_microbatches=6), st.integers(0, 99), st.sampled_from((1, 5)), st.booleans())
 def test_every_order_visited_is_valid_and_its_objective_is_that_of_a_simulation(
     problem, seed, draws, is_span

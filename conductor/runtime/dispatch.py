@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 
 from conductor.errors import InvalidScheduleError
@@ -27,7 +26,7 @@ class RankPlan:
         missing: of each action, the number of arrivals and own actions that it waits for.
         followers: of each action, the own actions that wait for it.
         arrivals: the action that waits for each message from another rank.
-        senders: number of messages that come from each other rank.
+        senders: the messages that come from each other rank, in the order of its plan.
         next_in_stream: of each action, the next of its stage and kind; -1 is none.
         heads: the first action of each stage and kind.
         allocated: memory that each action takes when it starts.
@@ -41,7 +40,7 @@ class RankPlan:
     missing: tuple[int, ...]
     followers: tuple[tuple[int, ...], ...]
     arrivals: dict[Arrival, int]
-    senders: dict[int, int]
+    senders: dict[int, tuple[Arrival, ...]]
     next_in_stream: tuple[int, ...]
     heads: tuple[int, ...]
     allocated: tuple[float, ...]
@@ -71,18 +70,13 @@ def rank_plan(
         raise InvalidScheduleError(
             f"{schedule.name} splits sequences, which the runtime cannot run"
         )
-    first, last = schedule.rank_offsets[rank : rank + 2].tolist()
-    actions = tuple(
-        action
-        for action in (schedule.action(i) for i in range(first, last))
-        if not forward_only or action.kind is Kind.F
-    )
+    actions = _row(schedule, rank, forward_only=forward_only)
     index = {(a.stage, a.kind, a.microbatch): i for i, a in enumerate(actions)}
     ranks = schedule.stage_ranks
     missing = [0] * len(actions)
     followers: list[list[int]] = [[] for _ in actions]
     arrivals: dict[Arrival, int] = {}
-    senders: Counter[int] = Counter()
+    others: set[int] = set()
     for i, action in enumerate(actions):
         for need in KIND_RULES[action.kind].inputs:
             stage = action.stage + need.stage_offset
@@ -98,7 +92,7 @@ def rank_plan(
                 followers[source].append(i)
             else:
                 arrivals[action.kind is not Kind.F, action.stage, action.microbatch] = i
-                senders[ranks[stage]] += 1
+                others.add(ranks[stage])
     next_in_stream = [-1] * len(actions)
     tails: dict[tuple[int, Kind], int] = {}
     heads = []
@@ -116,13 +110,39 @@ def rank_plan(
         missing=tuple(missing),
         followers=tuple(map(tuple, followers)),
         arrivals=arrivals,
-        senders=dict(senders),
+        senders={
+            other: _messages(schedule, other, rank, forward_only=forward_only)
+            for other in sorted(others)
+        },
         next_in_stream=tuple(next_in_stream),
         heads=tuple(heads),
         allocated=tuple(allocated),
         freed=tuple(freed),
         limit=limit,
     )
+
+
+def _row(schedule: Schedule, rank: int, *, forward_only: bool) -> tuple[Action, ...]:
+    """One rank's actions."""
+    first, last = schedule.rank_offsets[rank : rank + 2].tolist()
+    row = (schedule.action(i) for i in range(first, last))
+    return tuple(action for action in row if not forward_only or action.kind is Kind.F)
+
+
+def _messages(
+    schedule: Schedule, sender: int, receiver: int, *, forward_only: bool
+) -> tuple[Arrival, ...]:
+    """What one rank sends to another, in the order of its plan."""
+    found = []
+    for action in _row(schedule, sender, forward_only=forward_only):
+        target = action.stage + (1 if action.kind is Kind.F else -1)
+        if (
+            KIND_RULES[action.kind].sends
+            and 0 <= target < schedule.num_stages
+            and schedule.stage_ranks[target] == receiver
+        ):
+            found.append((action.kind is not Kind.F, target, action.microbatch))
+    return tuple(found)
 
 
 def _memory(

@@ -20,9 +20,9 @@ from conductor.ir.validate import validate
 from conductor.problem.kind import Kind
 from conductor.problem.spec import PipelineSpec
 from conductor.runtime import torch_shim
-from conductor.runtime.dispatch import RankPlan, rank_plan
+from conductor.runtime.dispatch import Arrival, RankPlan, rank_plan
 from conductor.runtime.faults import Alarm
-from conductor.runtime.links import Inbox, Incoming, Outgoing, links_of
+from conductor.runtime.links import AnnouncedLink, Inbox, OrderedLink, Outgoing, Shapes, links_of
 from conductor.runtime.pace import Pace
 from conductor.runtime.step import Batch, Step, StepTimes
 from conductor.simulator.timeline import Timeline
@@ -87,7 +87,8 @@ class ConductorSchedule:
         self._timeout_s = timeout_s
         self._inbox: Inbox = Inbox()
         self._outgoing: dict[int, Outgoing] = {}
-        self._incoming: dict[int, Incoming] = {}
+        self._announced: dict[int, AnnouncedLink] = {}
+        self._ordered: dict[int, OrderedLink] = {}
         self._prepared: tuple[int, bool] | None = None
         self._num_steps = self._num_accumulated = 0
         self._failed = False
@@ -243,7 +244,7 @@ class ConductorSchedule:
         except BaseException as error:
             self._failed = True
             doing = f"prepares step {number}" if step is None else step.describe()
-            raise self._alarm.report_error(error, doing) from error
+            raise self._alarm.report_error(error, doing, self._abort_links) from error
         if has_backward:
             self.times = step.times
         if self._schedule.stage_ranks[-1] != self.rank:
@@ -257,7 +258,10 @@ class ConductorSchedule:
         plan = self._rank_plans[has_backward]
         lag_ms, targets_ns = self._emulate(number, has_backward)
         for sender, messages in plan.senders.items():
-            self._incoming[sender].expect(messages, lag_ms)
+            if self._mode == "static":
+                self._ordered[sender].expect(messages, lag_ms)
+            else:
+                self._announced[sender].expect(len(messages), lag_ms)
         return Step(
             number=number,
             plan=plan,
@@ -266,6 +270,7 @@ class ConductorSchedule:
             batch=batch,
             loss_fn=self._loss_fn,
             inbox=self._inbox,
+            ordered=self._ordered,
             outgoing=self._outgoing,
             alarm=self._alarm,
             targets_ns=targets_ns,
@@ -352,8 +357,22 @@ class ConductorSchedule:
             )
             if sender == self.rank:
                 self._outgoing[receiver] = Outgoing(group, self._timeout_s)
+            elif self._mode == "static":
+                self._ordered[sender] = OrderedLink(group, sender, self._shapes_of)
             else:
-                self._incoming[sender] = Incoming(group, sender, self._inbox)
+                self._announced[sender] = AnnouncedLink(group, sender, self._inbox)
+
+    def _abort_links(self) -> None:
+        for link in self._outgoing.values():
+            link.abort()
+
+    def _shapes_of(self, message: Arrival) -> Shapes:
+        """What a message to this rank is like, as its stages were declared."""
+        is_grad, stage, _ = message
+        if not is_grad:
+            return [shape[:2] for shape in torch_shim.input_shapes(self._stages[stage])]
+        outputs = torch_shim.output_shapes(self._stages[stage])
+        return [shape if shape[1].is_floating_point else None for shape in outputs]
 
 
 def plan_hash(plan: Schedule) -> str:

@@ -44,14 +44,15 @@ class Alarm:
             raise RankError(
                 f"rank {self.rank} lost the other ranks while it {doing()}: {error}"
             ) from None
-        raise RankError(f"rank {self.rank} stops, as {reason}")
+        raise RankError(f"rank {self.rank}, which {doing()}, stops, as {reason}")
 
-    def report_error(self, error: BaseException, doing: str) -> RankError:
+    def report_error(self, error: BaseException, doing: str, wake: Callable[[], None]) -> RankError:
         """Tells all ranks; gives the error to raise here, which says what each of them was doing.
 
         Args:
             error: what went wrong on this rank.
             doing: what this rank does, after "rank N".
+            wake: makes the neighbours look, once they can find the reason.
         """
         # torch wraps what a module raises; the cause says more.
         cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
@@ -64,6 +65,7 @@ class Alarm:
             # The first failure is the cause; those that follow from it do not replace it.
             first = self._store.compare_set(self._key("failure"), "", reason).decode()
             self._store.set(self._key(f"rank {self.rank}"), doing)
+            wake()
             if first != reason and first not in reason:
                 lines.append(f"after {first}")
             lines += self._others()

@@ -1,9 +1,12 @@
 """Directed links between ranks: announced messages over gloo, one group a direction.
 
 A link carries first-in-first-out sends of one rank to one other. Each message is a small header (what
-it is, for which stage and micro-batch, shapes, types) and then its tensors, so the receiver needs no plan
-of the sender's order. One thread a link waits for messages, as gloo's receives cannot be polled; since it
-takes whatever comes, a send never waits for the receiver's own progress.
+it is, for which stage and micro-batch, shapes, types) and then its tensors. Two kinds of receiver:
+
+- `AnnouncedLink` needs no plan of the sender's order: it receives what the header announces. A thread
+  waits for messages, as gloo's receives cannot be polled; since it takes whatever comes, a send never
+  waits for the receiver's own progress.
+- `OrderedLink` knows the sender's order (static execution) and posts its receives ahead: no thread.
 """
 
 from __future__ import annotations
@@ -11,7 +14,8 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from queue import SimpleQueue
@@ -25,13 +29,16 @@ from conductor.errors import RankError
 from conductor.runtime.dispatch import Arrival
 
 _HEADER = 64
-_OUTSTANDING = 4
+_OUTSTANDING = 8
 """Sends that a link keeps before it waits for the oldest."""
+_AHEAD = 3
+"""Messages for which an ordered link has posted receives."""
 _DTYPES = (
     torch.float32, torch.float16, torch.bfloat16, torch.float64,
     torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool,
 )  # fmt: skip
 _MISSING = -1
+_ABORT = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +69,8 @@ class LinkFailure:
 
 
 Inbox = SimpleQueue[Message | LinkFailure]
+Shapes = Sequence[tuple[tuple[int, ...], torch.dtype] | None]
+"""Of the tensors of a message; None where one is missing."""
 
 
 def links_of(stage_ranks: Sequence[int], rank: int) -> list[tuple[int, int]]:
@@ -112,6 +121,12 @@ class Outgoing:
         while self._sent:
             self._wait_oldest()
 
+    def abort(self) -> None:
+        """Tells the receiver that this rank has failed, as far as that is possible."""
+        header = [_ABORT, *[0] * (_HEADER - 1)]
+        with suppress(RuntimeError):
+            self._post(torch.tensor(header, dtype=torch.int64))
+
     def _post(self, tensor: Tensor) -> None:
         self._sent.append((self._group.send([tensor], 1, 0), tensor))
 
@@ -121,8 +136,8 @@ class Outgoing:
         self._sent.popleft()
 
 
-class Incoming:
-    """The receiving end of a link: a thread that puts what comes into the rank's inbox.
+class AnnouncedLink:
+    """The receiving end of a link, in any order: a thread that puts what comes into the rank's inbox.
 
     Args:
         group: of the link.
@@ -153,28 +168,104 @@ class Incoming:
         header = torch.empty(_HEADER, dtype=torch.int64)
         self._take(header)
         numbers = header.tolist()
-        step, is_grad, stage, microbatch, sent_ns, count = numbers[:6]
-        rest = iter(numbers[6:])
+        if numbers[0] == _ABORT:
+            raise ConnectionAbortedError("it has failed")
         tensors: list[Tensor | None] = []
-        for _ in range(count):
-            dtype = next(rest)
-            if dtype == _MISSING:
-                tensors.append(None)
-                continue
-            tensor = torch.empty([next(rest) for _ in range(next(rest))], dtype=_DTYPES[dtype])
-            self._take(tensor)
+        for shape in _announced(numbers):
+            tensor = shape and torch.empty(shape[0], dtype=shape[1])
+            if tensor is not None:
+                self._take(tensor)
             tensors.append(tensor)
-        lower = stage if is_grad else stage - 1
-        late_s = sent_ns / 1e9 + lag_ms.get(lower, 0.0) / 1e3 - time.perf_counter()
-        if late_s > 0:
-            time.sleep(late_s)
-        return Message(
-            key=(bool(is_grad), stage, microbatch),
-            step=step,
-            tensors=tuple(tensors),
-            sender=self._sender,
-            transfer_ms=(time.perf_counter_ns() - sent_ns) / 1e6,
-        )
+        return _message(numbers, tensors, self._sender, lag_ms)
 
     def _take(self, tensor: Tensor) -> None:
         self._group.recv([tensor], 0, 0).wait()
+
+
+class OrderedLink:
+    """The receiving end of a link whose sender keeps to a known order.
+
+    Args:
+        group: of the link.
+        sender: the other end's rank in the pipeline.
+        shapes_of: what the tensors of a message are like.
+    """
+
+    def __init__(self, group: Any, sender: int, shapes_of: Callable[[Arrival], Shapes]) -> None:
+        self._group, self._sender, self._shapes_of = group, sender, shapes_of
+        self._coming: Iterator[Arrival] = iter(())
+        self._posted: deque[tuple[Arrival, list[Tensor | None], list[Work]]] = deque()
+        self._lag_ms: dict[int, float] = {}
+
+    def expect(self, messages: Sequence[Arrival], lag_ms: dict[int, float]) -> None:
+        """These messages come, in this order, held back as an `AnnouncedLink` does."""
+        self._coming, self._lag_ms = iter(messages), lag_ms
+        while len(self._posted) < _AHEAD and self._post():
+            pass
+
+    def take(self) -> Message | LinkFailure:
+        """Waits for the next message."""
+        key, tensors, works = self._posted[0]
+        header = tensors[0]
+        assert header is not None
+        try:
+            works[0].wait()
+            numbers = header.tolist()
+            if numbers[0] == _ABORT:
+                raise ConnectionAbortedError("it has failed")
+            got = list(_announced(numbers))
+            if got != list(self._shapes_of(key)):
+                # Payloads of another size would end up in the wrong buffers: read no further.
+                return _message(numbers, [s and torch.empty(*s[:1], dtype=s[1]) for s in got],
+                                self._sender, {})  # fmt: skip
+            for work in works[1:]:
+                work.wait()
+        except Exception as error:  # of any kind: the step says what it means
+            return LinkFailure(sender=self._sender, error=str(error))
+        self._posted.popleft()
+        self._post()
+        return _message(numbers, tensors[1:], self._sender, self._lag_ms)
+
+    def _post(self) -> bool:
+        key = next(self._coming, None)
+        if key is None:
+            return False
+        header = torch.empty(_HEADER, dtype=torch.int64)
+        tensors = [
+            header, *(s and torch.empty(s[0], dtype=s[1]) for s in self._shapes_of(key))
+        ]  # fmt: skip
+        works = [self._group.recv([tensor], 0, 0) for tensor in tensors if tensor is not None]
+        self._posted.append((key, tensors, works))
+        return True
+
+
+def _announced(numbers: Sequence[int]) -> Iterator[tuple[tuple[int, ...], torch.dtype] | None]:
+    """Shapes and types of the tensors that a header announces."""
+    rest = iter(numbers[6:])
+    for _ in range(numbers[5]):
+        dtype = next(rest)
+        if dtype == _MISSING:
+            yield None
+        else:
+            yield tuple(next(rest) for _ in range(next(rest))), _DTYPES[dtype]
+
+
+def _message(
+    numbers: Sequence[int],
+    tensors: Sequence[Tensor | None],
+    sender: int,
+    lag_ms: dict[int, float],
+) -> Message:
+    """What has arrived, after the lag of its link."""
+    step, is_grad, stage, microbatch, sent_ns = numbers[:5]
+    lower = stage if is_grad else stage - 1
+    early_s = sent_ns / 1e9 + lag_ms.get(lower, 0.0) / 1e3 - time.perf_counter()
+    if early_s > 0:
+        time.sleep(early_s)
+    return Message(
+        key=(bool(is_grad), stage, microbatch),
+        step=step,
+        tensors=tuple(tensors),
+        sender=sender,
+        transfer_ms=(time.perf_counter_ns() - sent_ns) / 1e6,
+    )

@@ -17,7 +17,7 @@ from conductor.problem.kind import Kind
 from conductor.runtime import torch_shim
 from conductor.runtime.dispatch import Arrival, Dispatcher, RankPlan
 from conductor.runtime.faults import LOOK_S, Alarm
-from conductor.runtime.links import Inbox, LinkFailure, Message, Outgoing
+from conductor.runtime.links import Inbox, LinkFailure, Message, OrderedLink, Outgoing
 
 
 @dataclass(slots=True, kw_only=True)
@@ -65,16 +65,18 @@ class Step:
         batch: Batch,
         loss_fn: Callable[..., Tensor] | None,
         inbox: Inbox,
+        ordered: Mapping[int, OrderedLink],
         outgoing: Mapping[int, Outgoing],
         alarm: Alarm,
         targets_ns: Sequence[int] | None,
         patience_ns: int | None,
         has_backward: bool,
     ) -> None:
-        """`patience_ns` None is static execution; `targets_ns` stretches the actions."""
+        """Static execution has `ordered` links and no patience; `targets_ns` stretches the actions."""
         self._number, self._plan, self._stage_ranks = number, plan, stage_ranks
         self._stages, self._batch, self._loss_fn = stages, batch, loss_fn
-        self._inbox, self._outgoing, self._alarm = inbox, outgoing, alarm
+        self._inbox, self._ordered = inbox, ordered
+        self._outgoing, self._alarm = outgoing, alarm
         self._targets_ns, self._patience_ns = targets_ns, patience_ns
         self._has_backward = has_backward
         self._dispatcher = Dispatcher(plan)
@@ -100,7 +102,10 @@ class Step:
             ahead = self._patience_ns is not None and clock() - free_ns >= self._patience_ns
             index = dispatcher.choose(ahead=ahead)
             if index is None:
-                self._wait(None if ahead or self._patience_ns is None else free_ns)
+                if self._ordered:
+                    self._accept(self._ordered[self._awaited()].take())
+                else:
+                    self._wait(None if ahead or self._patience_ns is None else free_ns)
                 continue
             self.times.num_ahead += index != dispatcher.planned
             action = self._doing = self._plan.actions[index]
@@ -127,13 +132,20 @@ class Step:
         if not self._dispatcher.num_left:
             return f"sends its last messages in step {self._number}"
         action = self._plan.actions[self._dispatcher.planned]
-        source = action.stage - 1 if action.kind is Kind.F else action.stage + 1
         what = "activation" if action.kind is Kind.F else "gradient"
-        whose = self._stage_ranks[source] if 0 <= source < len(self._stage_ranks) else None
         return (
-            f"waits in step {self._number} before {action} for the {what} of stage {source}"
-            f" from rank {whose}"
+            f"waits in step {self._number} before {action} for the {what} of stage"
+            f" {self._source(action)} from rank {self._awaited()}"
         )
+
+    def _awaited(self) -> int:
+        """The rank from which the input of the planned action comes."""
+        return self._stage_ranks[self._source(self._plan.actions[self._dispatcher.planned])]
+
+    def _source(self, action: Action) -> int:
+        """The neighbour stage that an action waits for; its own where it has none."""
+        source = action.stage + (-1 if action.kind is Kind.F else 1)
+        return source if 0 <= source < len(self._stage_ranks) else action.stage
 
     def _wait(self, free_ns: int | None) -> None:
         """Waits for a message, or until patience ends that began at `free_ns`."""

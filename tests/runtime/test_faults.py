@@ -16,7 +16,7 @@ RANKS = 3
 PLANS = [build(name, spec_of(RANKS, 6)) for name in ("zb-1p", "1f1b")]
 
 
-def run(rank, fault):
+def run(rank, fault, mode="static"):
     """Two steps on three ranks; the fault is on rank 1, in the second."""
     plan = PLANS[fault == "plan" and rank == 1]
     if fault == "torch" and rank == 1:
@@ -24,7 +24,7 @@ def run(rank, fault):
     stages = stages_of(network(RANKS), plan, rank)
     schedule = ConductorSchedule(
         stages, 6, loss_of, plan=plan, timeout_s=10.0 if fault == "hang" else 60.0,
-        mode="static" if fault == "die" else "ready-first",
+        mode=mode,
     )  # fmt: skip
     x, target = batch(6, 0)
 
@@ -48,27 +48,30 @@ def fail():
 FAULTS = {"raise": fail, "die": lambda: os._exit(9), "hang": lambda: time.sleep(1000)}
 
 
-def messages(fault, may_die=()):
-    results = run_ranks(run, RANKS, fault, may_die=may_die)
+def messages(fault, mode="static", may_die=()):
+    results = run_ranks(run, RANKS, fault, mode, may_die=may_die)
     assert all(isinstance(result, Exception) for result in results if result is not None), results
     return [str(result) for result in results]
 
 
-def test_an_error_in_user_code_reaches_every_rank():
-    for message in messages("raise"):
+@pytest.mark.parametrize("mode", ["static", "ready-first"])
+def test_an_error_in_user_code_reaches_every_rank(mode):
+    for message in messages("raise", mode):
         assert message.startswith("RankError: rank ")
         assert "rank 1 runs 1F0 in step 1: ValueError: the user's own error" in message
 
 
-def test_a_rank_that_dies_ends_the_others():
-    first, _, last = messages("die", may_die=[1])
+@pytest.mark.parametrize("mode", ["static", pytest.param("ready-first", marks=pytest.mark.slow)])
+def test_a_rank_that_dies_ends_the_others(mode):
+    first, _, last = messages("die", mode, may_die=[1])
     assert first.startswith("RankError: rank 0 ")
     assert last.startswith("RankError: rank 2 ")
 
 
 @pytest.mark.slow
-def test_a_hang_is_reported_with_who_waits_for_what():
-    results = run_ranks(run, RANKS, "hang", may_die=[1])
+@pytest.mark.parametrize("mode", ["static", "ready-first"])
+def test_a_hang_is_reported_with_who_waits_for_what(mode):
+    results = run_ranks(run, RANKS, "hang", mode, may_die=[1])
     first, last = str(results[0]), str(results[2])
     assert "waits in step 1 before 0I0 for the gradient of stage 1 from rank 1" in first + last
     assert "waits in step 1 before 2F0 for the activation of stage 1 from rank 1" in first + last

@@ -2,8 +2,10 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -62,6 +64,23 @@ def test_emulated_ranks_take_at_least_the_simulated_time():
     times = [step["time_ms"] for step in result["steps"]]
     assert min(times) >= result["simulated_ms"] * 0.999
     assert times[2] >= result["simulated_ms"] * 1.2
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="looks the ranks up in /proc")
+def test_a_killed_rank_ends_the_run_with_an_error():
+    process = subprocess.Popen(
+        [sys.executable, "-m", "conductor", "run", "--ranks", "2", "--steps", "100000",
+         *map(str, SMALL)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdout.readline().startswith("step")
+    ranks = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    assert len(ranks) == 2
+    os.kill(int(ranks[1]), signal.SIGKILL)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode != 0
+    assert "conductor: rank 0 " in errors
 
 
 @pytest.mark.slow

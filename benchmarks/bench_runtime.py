@@ -1,0 +1,134 @@
+"""The executor's own cost against torch's runtime, and ready-first against static execution.
+
+    OMP_NUM_THREADS=1 python -m benchmarks.bench_runtime
+
+Ratios within one run: both sides take turns on the same ranks. Not a pytest benchmark, as it starts ranks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("NUMBA_NUM_THREADS", "1")
+
+import numpy as np
+import torch
+
+from conductor.problem.spec import PipelineSpec
+from conductor.runtime.executor import ConductorSchedule
+from conductor.runtime.pace import Emulation
+from conductor.runtime.torch_backend import torch_schedule
+from conductor.schedules.registry import build
+from conductor.simulator.simulate import timeline
+from tests.runtime.networks import batch, loss_of, network, stages_of
+from tests.runtime.ranks import run_ranks
+
+EVEN = PipelineSpec(
+    num_ranks=4, num_microbatches=8,
+    forward_ms=40.0, backward_input_ms=40.0, backward_weight_ms=40.0,
+)  # fmt: skip
+
+
+class Lognormal:
+    """Each action takes lognormal times of the given sigma and mean 1 as long."""
+
+    def __init__(self, sigma):
+        self.sigma = sigma
+
+    def sample(self, program, draws, rng):
+        shape = (draws, program.num_actions)
+        return program.duration_ms * rng.lognormal(-0.5 * self.sigma**2, self.sigma, shape)
+
+
+def overhead(rank, plan, steps):
+    """Milliseconds a step of bare stages: ours, torch's; medians of alternating steps."""
+    ours = ConductorSchedule(
+        stages_of(network(plan.num_stages), plan, rank), plan.num_microbatches, loss_of, plan=plan
+    )
+    theirs = torch_schedule(stages_of(network(plan.num_stages), plan, rank), plan, loss_fn=loss_of)
+    x, target = batch(plan.num_microbatches, 0)
+    args = [x] if plan.stage_ranks[0] == rank else []
+    target = target if plan.stage_ranks[-1] == rank else None
+    times = ([], [])
+    for _ in range(steps):
+        for schedule, kept in zip((ours, theirs), times, strict=True):
+            ours.barrier()
+            start = time.perf_counter()
+            schedule.step(*args, target=target, losses=[])
+            ours.barrier()
+            kept.append(1000.0 * (time.perf_counter() - start))
+    return [float(np.median(kept[2:])) for kept in times]
+
+
+def emulated(rank, plan, spec, mode, sigma, steps):
+    """Measured step times, the same realised durations for every mode."""
+    pace = Emulation(spec=spec, variation=Lognormal(sigma), seed=1)
+    schedule = ConductorSchedule(
+        stages_of(network(plan.num_stages), plan, rank), plan.num_microbatches, loss_of,
+        plan=plan, mode=mode, spec=spec, pace=pace,
+    )  # fmt: skip
+    x, target = batch(plan.num_microbatches, 0)
+    times = []
+    for _ in range(steps):
+        schedule.barrier()
+        schedule.step(*([x] if plan.stage_ranks[0] == rank else []), target=target, losses=[])
+        times.append(schedule.timeline(spec).makespan_ms)
+    return times[1:]
+
+
+def show_overhead():
+    for name in ("1f1b", "zb-1p", "zb-v"):
+        plan = build(name, EVEN)
+        ours, theirs = np.max(run_ranks(overhead, 4, plan, 30), axis=0)
+        count = plan.num_actions / 4
+        print(
+            f"{name}: {ours / count:.3f} ms an action and rank, torch {theirs / count:.3f},"
+            f" ratio {ours / theirs:.2f}"
+        )
+
+
+def show_emulation():
+    for ranks, names in ((4, ("1f1b", "zb-1p", "zb-v")), (8, ("1f1b", "zb-1p"))):
+        spec = EVEN.with_(num_ranks=ranks, num_microbatches=2 * ranks)
+        for name in names:
+            # 40 ms an action with two stages a rank, too.
+            scaled = spec if name != "zb-v" else spec.with_(
+                forward_ms=80.0, backward_input_ms=80.0, backward_weight_ms=80.0
+            )  # fmt: skip
+            plan = build(name, scaled)
+            times = run_ranks(emulated, ranks, plan, scaled, "static", 0.0, 11, timeout_s=300)[0]
+            expected = timeline(scaled, plan).makespan_ms
+            print(
+                f"{name}, {ranks} ranks: median {np.median(times):.1f} ms, least {min(times):.1f},"
+                f" simulated {expected:.1f}: {np.median(times) / expected:.4f},"
+                f" {min(times) / expected:.4f}"
+            )
+
+
+def show_ready_first():
+    spec = EVEN.with_(num_microbatches=24, memory_limit=8.0)
+    plan = build("zb-2p", spec)
+    for sigma in (0.0, 0.6):
+        static, ready = (
+            np.array(run_ranks(emulated, 4, plan, spec, mode, sigma, 11, timeout_s=300)[0])
+            for mode in ("static", "ready-first")
+        )
+        gain = static.mean() / ready.mean() - 1.0
+        print(
+            f"zb-2p, 24 micro-batches, limit 8, lognormal {sigma}: static {static.mean():.1f} ms,"
+            f" ready-first {ready.mean():.1f} ms, {100.0 * gain:+.2f} %"
+        )
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    parser = argparse.ArgumentParser()
+    parser.add_argument("parts", nargs="*", default=["overhead", "emulation", "ready-first"])
+    for part in parser.parse_args(sys.argv[1:]).parts:
+        {
+            "overhead": show_overhead, "emulation": show_emulation, "ready-first": show_ready_first
+        }[part]()  # fmt: skip

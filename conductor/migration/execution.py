@@ -368,10 +368,13 @@ def _costs(
     where[schedule.kinds, schedule.stages, units] = np.arange(schedule.num_actions)
     movable = np.array([model.share(kind) for kind in Kind])[schedule.kinds]
     movable[_paired(program)] = 0.0
+    runs_as = stand_in
+    if model.lender_time == "borrower":
+        runs_as = np.broadcast_to(np.arange(len(ranks))[:, None], stand_in.shape)
     return kernels.Costs(
         movable=movable,
         stand_in=stand_in,
-        lend_ms=np.ascontiguousarray(spec.duration_ms[:, stand_in] / schedule.num_splits),
+        lend_ms=np.ascontiguousarray(spec.duration_ms[:, runs_as] / schedule.num_splits),
         where=where,
         kinds=schedule.kinds,
         stages=schedule.stages,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 from conductor.errors import InvalidSpecError
 from conductor.problem.kind import Kind
@@ -24,6 +25,9 @@ class SimpleModel:
         latency_ms: of one message.
         part_ms: transfer time of one part, each way.
         parts: the movable share is cut into so many equal parts.
+        lender_time: what the parts of a borrower's action take a lender. `own`: as its own action of that
+            kind; uneven stages mean uneven ranks. `borrower`: as they take the borrower; uneven stages
+            mean uneven work (a heavy head), as heavy wherever it is done.
         source: where the numbers come from.
     """
 
@@ -32,6 +36,7 @@ class SimpleModel:
     latency_ms: float = 0.05
     part_ms: float = 0.01
     parts: int = 32
+    lender_time: Literal["own", "borrower"] = "own"
     source: str = "the paper's setting with transfers paid for"
 
     def __post_init__(self) -> None:
@@ -47,6 +52,8 @@ class SimpleModel:
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0.0):
                 raise InvalidSpecError(f"{name} must be a number of at least 0, not {value!r}")
+        if self.lender_time not in ("own", "borrower"):
+            raise InvalidSpecError(f"lender_time is own or borrower, not {self.lender_time!r}")
         if self.parts < 1:
             raise InvalidSpecError(f"parts must be at least 1, not {self.parts!r}")
 

@@ -328,7 +328,7 @@ def test_a_plan_is_never_worse_than_none(gb_per_s):
         assert plan.plan_ms < 0.95 * plan.without_ms
 
 
-@settings(max_examples=150)
+@settings(max_examples=80)
 @given(block_runs())
 def test_kernel_equals_reference(case):
     prepared, realised, step = case

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from conductor.errors import InvalidScheduleError, InvalidSpecError
 from conductor.migration.execution import MigrationRules, prepare, run, run_draws
 from conductor.migration.model import SimpleModel
+from conductor.problem.kind import Kind
 from conductor.schedules.registry import build
 from tests.migration.test_reference import MODELS, RULES, prepared_problem
 from tests.migration.uniform import uniform
@@ -185,8 +186,25 @@ def test_pairs_that_run_together_do_not_leave_the_plan():
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("movable", 1.5), ("latency_ms", -1.0), ("part_ms", float("nan")), ("parts", 0)],
+    [
+        ("movable", 1.5),
+        ("latency_ms", -1.0),
+        ("part_ms", float("nan")),
+        ("parts", 0),
+        ("lender_time", "x"),
+    ],
 )
 def test_a_model_that_cannot_be_is_refused(field, value):
     with pytest.raises(InvalidSpecError, match=field):
         SimpleModel(**{field: value})
+
+
+def test_heavy_work_is_heavy_wherever_it_is_done():
+    """A lender takes its own time for a slow rank, and the borrower's for a heavy stage."""
+    spec = uniform(4, 8, 4, {3: 1.5})
+    schedule = build("zb", spec)
+    slow_rank = prepare(spec, schedule)
+    heavy_stage = prepare(spec, schedule, model=SimpleModel(lender_time="borrower"))
+    assert slow_rank.costs.lend_ms[Kind.F, 3].tolist() == [10.0, 10.0, 10.0, 15.0]
+    assert heavy_stage.costs.lend_ms[Kind.F, 3].tolist() == [15.0] * 4
+    assert heavy_stage.costs.lend_ms[Kind.F, 0].tolist() == [10.0] * 4

@@ -18,6 +18,7 @@ MODELS = st.builds(
     latency_ms=st.sampled_from((0.0, 0.05, 1.0)),
     part_ms=st.sampled_from((0.0, 0.01, 0.1)),
     parts=st.sampled_from((1, 7, 32)),
+    lender_time=st.sampled_from(("own", "borrower")),
 )
 RULES = st.builds(
     MigrationRules,
@@ -45,7 +46,7 @@ def prepared_problem(problem, model, rules, execution, seed):
     )
 
 
-@settings(max_examples=150)
+@settings(max_examples=80)
 @given(
     problem=problems(max_ranks=5, max_microbatches=5),
     model=MODELS,

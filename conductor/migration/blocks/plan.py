@@ -22,8 +22,8 @@ from conductor.problem.spec import PipelineSpec
 
 DELAY_SHARES = (0.0, 0.25, 0.5)
 ROUNDS = 2
-MIN_GAINS = (0.05, 0.2, 0.35)
-BUDGETS = (1.0, 0.5, 0.2)
+MIN_GAINS = (0.05, 0.2, 0.35, 0.5)
+BUDGETS = (1.0, 0.5, 0.2, 0.1, 0.05)
 """Shares of the lenders' budget worth trying: weights cost time on the links too."""
 
 

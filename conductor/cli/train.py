@@ -226,7 +226,9 @@ def table(training: Training, evaluation: Evaluation) -> Any:
         less, more = evaluation.ci95(name, minus=POLICY)
         table.add_row(
             name, f"{evaluation.mean(name):.2f}", f"{low:.2f} to {high:.2f}",
-            f"{100.0 * (evaluation.mean(name) / bound - 1.0):.2f} %",
+            "other placement"
+            if name in evaluation.elsewhere
+            else f"{100.0 * (evaluation.mean(name) / bound - 1.0):.2f} %",
             "" if name == POLICY else f"{less:+.2f} to {more:+.2f}",
             style="bold" if name == POLICY else None,
         )  # fmt: skip

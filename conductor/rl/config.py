@@ -41,10 +41,10 @@ class TrainingConfig:
     entropy_coefficient: float = 0.01
     final_entropy_coefficient: float = 0.01
     label_smoothing: float = 0.0
-    episodes_per_update: int = 20
+    episodes_per_update: int = 25
     episodes_per_draw: int = 1
     hidden: int = 128
-    validation_draws: int = 256
+    validation_draws: int = 1000
 
 
 PAPER = TrainingConfig(name="paper")
@@ -62,6 +62,7 @@ ROBUST = TrainingConfig(
     label_smoothing=0.1,
     episodes_per_update=256,
     episodes_per_draw=4,
+    validation_draws=512,
 )
 """What the paper's settings do not allow: room to leave the plan, and many more episodes."""
 

@@ -12,7 +12,7 @@ from conductor.ir.schedule import FloatArray, Int64Array
 from conductor.rl import kernels
 from conductor.rl.instance import Instance
 from conductor.rl.play import Decider, Weights, play, record
-from conductor.schedules.registry import SCHEDULES, build
+from conductor.schedules.registry import build
 from conductor.simulator.bounds import realised_bound
 from conductor.simulator.program import encode
 from conductor.simulator.simulate import simulate
@@ -34,12 +34,14 @@ class Evaluation:
         bound_ms: float64, shape (draws,); per-rank bound under the realised durations.
         num_decisions: int64, shape (draws,); of the policy.
         left_out: why a baseline is not among them.
+        elsewhere: names of those on another placement, whose draws are not paired and whose bound is another.
     """
 
     makespan_ms: dict[str, FloatArray]
     bound_ms: FloatArray
     num_decisions: Int64Array
     left_out: dict[str, str]
+    elsewhere: frozenset[str]
 
     def mean(self, name: str) -> float:
         """Mean makespan."""
@@ -76,10 +78,9 @@ def evaluate(
     spec = instance.spec
     makespans: dict[str, FloatArray] = {}
     left_out: dict[str, str] = {}
+    elsewhere = set()
     best = instance.plan
     for name in STATIC:
-        if name not in SCHEDULES:
-            continue
         try:
             schedule = build(name, spec)
         except DoesNotFitError as error:
@@ -87,9 +88,9 @@ def evaluate(
             continue
         durations = variation.sample(encode(spec, schedule), draws, _fresh(seed))
         makespans[name] = simulate(spec, schedule, durations).makespan_ms
-        if schedule.stage_ranks == spec.stage_ranks and (
-            best.name not in makespans or makespans[name].mean() < makespans[best.name].mean()
-        ):
+        if schedule.stage_ranks != spec.stage_ranks:
+            elsewhere.add(name)
+        elif best.name not in makespans or makespans[name].mean() < makespans[best.name].mean():
             best = schedule
     durations = variation.sample(encode(spec, best), draws, _fresh(seed))
     makespans[READY_FIRST] = simulate(
@@ -106,6 +107,7 @@ def evaluate(
         bound_ms=realised_bound(instance.program, durations),
         num_decisions=played.num_decisions,
         left_out=left_out,
+        elsewhere=frozenset(elsewhere),
     )
 
 

@@ -180,6 +180,7 @@ def test_evaluation_has_every_baseline_on_paired_draws() -> None:
     assert list(evaluation.makespan_ms) == [
         "1f1b", "zb-1p", "zb-2p", "zb-v", "ready-first", "greedy", "lock-step zbpp", "policy",
     ]  # fmt: skip
+    assert evaluation.elsewhere == {"zb-v"}
     assert evaluation.mean(GREEDY) == pytest.approx(321.40)
     assert evaluation.mean(LOCK_STEP) == pytest.approx(341.50)
     assert evaluation.mean(POLICY) == pytest.approx(321.40)

@@ -6,14 +6,13 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import torch.distributed as dist
 
 from conductor.ir.schedule import FloatArray, Schedule
 from conductor.problem.kind import Kind
 from conductor.problem.spec import PipelineSpec
+from conductor.runtime.collectives import broadcast, gather
 from conductor.runtime.executor import ConductorSchedule, plan_hash
 from conductor.runtime.profiler import step_samples
 from conductor.simulator.simulate import timeline
@@ -170,7 +169,7 @@ class Controller:
 
     def _decide(self, now: PipelineSpec, rank: int, factor: float) -> Decision:
         """Plans on rank 0 and tells the others."""
-        box: list[Any] = [None]
+        decision = None
         if self._schedule.rank == 0:
             start = time.perf_counter()
             proposal = self._replan(now, self._layers)
@@ -178,7 +177,7 @@ class Controller:
             before_ms = timeline(now, self._schedule.plan).makespan_ms
             after_ms = timeline(proposal.spec, proposal.plan).makespan_ms
             same = plan_hash(proposal.plan) == plan_hash(self._schedule.plan)
-            box[0] = Decision(
+            decision = Decision(
                 step=self._schedule.num_steps - 1,
                 rank=rank,
                 factor=factor,
@@ -189,9 +188,8 @@ class Controller:
                 after_ms=after_ms,
                 planned_in_ms=planned_in_ms,
             )
-        dist.broadcast_object_list(box, group=self._schedule.group, group_src=0)
-        decision: Decision = box[0]
-        return decision
+        agreed: Decision = broadcast(decision, 0, self._schedule.group)
+        return agreed
 
     def _gather(self) -> FloatArray:
         """Measured medians, shape (kinds, num_stages); what a plan does not have is 0."""
@@ -199,9 +197,7 @@ class Controller:
         for (kind, stage), values in step_samples(self._schedule).items():
             if kind in Kind.__members__:
                 own[Kind[kind], stage] = np.median(values)
-        rows: list[Any] = [None] * self._schedule.plan.num_ranks
-        dist.all_gather_object(rows, own, self._schedule.group)
-        table: FloatArray = np.sum(rows, axis=0)
+        table: FloatArray = np.sum(gather(own, self._schedule.group), axis=0)
         split = table[Kind.B] == 0.0
         table[Kind.B][split] = (table[Kind.I] + table[Kind.W])[split]
         return table

@@ -20,6 +20,7 @@ from conductor.ir.validate import validate
 from conductor.problem.kind import Kind
 from conductor.problem.spec import PipelineSpec
 from conductor.runtime import torch_shim
+from conductor.runtime.collectives import barrier, gather
 from conductor.runtime.dispatch import Arrival, RankPlan, rank_plan
 from conductor.runtime.faults import Alarm
 from conductor.runtime.links import AnnouncedLink, Inbox, OrderedLink, Outgoing, Shapes, links_of
@@ -210,8 +211,7 @@ class ConductorSchedule:
         """
         if self.times is None:
             raise RankError("no training step has run yet, so there is no timeline")
-        rows: list[Any] = [None] * len(self._global_ranks)
-        dist.all_gather_object(rows, (self.times.start_ns, self.times.end_ns), self.group)
+        rows = gather((self.times.start_ns, self.times.end_ns), self.group)
         starts = np.concatenate([start for start, _ in rows])
         ends = np.concatenate([end for _, end in rows])
         first = starts.min()
@@ -219,7 +219,7 @@ class ConductorSchedule:
 
     def barrier(self) -> None:
         """Waits for all ranks."""
-        dist.barrier(self.group)
+        barrier(self.group)
 
     def _run(
         self,
@@ -339,8 +339,7 @@ class ConductorSchedule:
             "accumulation_steps": self._accumulation_steps,
             "version of torch": torch.__version__,
         }
-        everyone: list[Any] = [None] * len(self._global_ranks)
-        dist.all_gather_object(everyone, mine, self.group)
+        everyone = gather(mine, self.group)
         for what in mine:
             values = [theirs[what] for theirs in everyone]
             for rank, value in enumerate(values):

@@ -9,7 +9,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from conductor.errors import ConductorError
 
@@ -44,17 +44,18 @@ def from_first_rank(make: Callable[[], T]) -> T:
     """What rank 0 makes, on every rank; or the error of rank 0."""
     import torch.distributed as dist
 
-    box: list[Any] = [None]
+    from conductor.runtime.collectives import broadcast
+
+    made: T | ConductorError | None = None
     if dist.get_rank() == 0:
         try:
-            box = [make()]
+            made = make()
         except ConductorError as error:
-            box = [error]
-    dist.broadcast_object_list(box, src=0)
-    if isinstance(box[0], ConductorError):
-        raise box[0]
-    made: T = box[0]
-    return made
+            made = error
+    found: T | ConductorError = broadcast(made, 0)
+    if isinstance(found, ConductorError):
+        raise found
+    return found
 
 
 def launch(arguments: Sequence[str], num_ranks: int) -> int:

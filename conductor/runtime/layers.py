@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
 from conductor.problem.spec import PipelineSpec
+from conductor.runtime.collectives import gather
 from conductor.runtime.gpt import GPTBlock, GPTConfig, GPTStage
 
 
@@ -67,8 +67,7 @@ def move_layers(
         for layer in before
         if layer not in after
     }
-    rows: list[Any] = [None] * len(old)
-    dist.all_gather_object(rows, leaving, group)
+    rows = gather(leaving, group)
     arriving = {layer: moved for row in rows for layer, moved in row.items() if layer in after}
     for layer, (weights, states) in arriving.items():
         with torch.random.fork_rng(devices=[]):  # its initial weights are drawn in vain

@@ -5,15 +5,14 @@ from __future__ import annotations
 import gc
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from conductor.errors import RankError
 from conductor.problem.spec import PipelineSpec
+from conductor.runtime.collectives import gather
 from conductor.runtime.deferred import WeightQueue, defer_weight_gradients
 from conductor.runtime.executor import ConductorSchedule
 
@@ -52,8 +51,7 @@ class Profiler:
 
     def gather(self) -> Samples:
         """The samples of all ranks, on every rank; every rank calls it."""
-        rows: list[Any] = [None] * dist.get_world_size(self._schedule.group)
-        dist.all_gather_object(rows, dict(self._samples), self._schedule.group)
+        rows = gather(dict(self._samples), self._schedule.group)
         merged: Samples = defaultdict(list)
         for row in rows:
             for key, values in row.items():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -13,6 +12,7 @@ from torch.distributed.pipelining import PipelineStage
 
 from conductor.ir.schedule import Schedule
 from conductor.problem.spec import PipelineSpec
+from conductor.runtime.collectives import broadcast
 from conductor.runtime.controller import Controller, Proposal, Replan
 from conductor.runtime.executor import ConductorSchedule, Mode
 from conductor.runtime.gpt import (
@@ -151,7 +151,7 @@ def train(
         times = schedule.timeline(spec)
         record = StepRecord(
             step=number,
-            loss=_from_rank(float(np.mean(losses)) if losses else None, plan.stage_ranks[-1]),
+            loss=broadcast(float(np.mean(losses)) if losses else None, plan.stage_ranks[-1]),
             time_ms=times.makespan_ms,
             bubble_ratio=times.bubble_ratio,
             plan=schedule.plan.name,
@@ -178,9 +178,3 @@ def _wrap(
 def median_ms(records: Sequence[StepRecord]) -> float:
     """Median time of the steps but the first, which warms up; of the first where it is the only one."""
     return float(np.median([record.time_ms for record in records[1:] or records]))
-
-
-def _from_rank(value: Any, rank: int) -> Any:
-    box = [value]
-    dist.broadcast_object_list(box, src=rank)
-    return box[0]

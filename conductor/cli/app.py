@@ -10,6 +10,7 @@ import typer
 from conductor.cli import (
     demo,
     evaluate,
+    fit,
     migrate,
     partition,
     plan,
@@ -42,6 +43,7 @@ for command, examples in (
     (run.run, run.EXAMPLES),
     (profile.profile, profile.EXAMPLES),
     (whatif.whatif, whatif.EXAMPLES),
+    (fit.fit, fit.EXAMPLES),
     (schedules.schedules, schedules.EXAMPLES),
     (presets.presets, presets.EXAMPLES),
     (demo.demo, demo.EXAMPLES),

@@ -11,6 +11,7 @@ from conductor.errors import ConductorError
 
 if TYPE_CHECKING:
     from conductor.problem.spec import PipelineSpec
+    from conductor.variation.variation import Variation
 
 PresetOption = Annotated[
     str | None,
@@ -27,6 +28,14 @@ ObjectiveOption = Annotated[
         " (the zero-bubble papers' cost)."
     ),
 ]
+VariationOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--variation",
+        metavar="FILE.toml",
+        help="A variation file, as `conductor fit` writes it, instead of --noise.",
+    ),
+]
 JsonOption = Annotated[
     bool, typer.Option("--json", help="One JSON object on standard output instead of a table.")
 ]
@@ -34,6 +43,26 @@ JsonOption = Annotated[
 
 class UsageError(ConductorError):
     """Options that do not go together: the message says which."""
+
+
+def chosen_variation(noise: float | None, variation_file: Path | None) -> Variation | None:
+    """The variation of `--noise` or `--variation`; None where neither is given, or a noise of 0.
+
+    Raises:
+        UsageError: both are given.
+        ConductorError: the level or the file is wrong.
+    """
+    if variation_file is not None:
+        if noise is not None:
+            raise UsageError("give one of --noise X and --variation FILE")
+        from conductor.variation.variation_file import load_variation
+
+        return load_variation(variation_file)
+    if not noise:
+        return None
+    from conductor.variation.uniform import UniformNoise
+
+    return UniformNoise(noise)
 
 
 def chosen_spec(preset: str | None, spec_file: Path | None) -> PipelineSpec:

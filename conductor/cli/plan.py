@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from conductor.cli.options import JsonOption, PresetOption, SpecOption, UsageError, chosen_spec
+from conductor.cli.options import (
+    JsonOption,
+    PresetOption,
+    SpecOption,
+    UsageError,
+    VariationOption,
+    chosen_spec,
+    chosen_variation,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -54,6 +62,7 @@ def plan(
             help="For mean and p95: each action takes up to LEVEL (0.1: 10 %) more or less.",
         ),
     ] = None,
+    variation: VariationOption = None,
     seed: Annotated[int, typer.Option(min=0, help="Of every choice and draw.")] = 0,
     out: Annotated[
         Path | None,
@@ -66,14 +75,14 @@ def plan(
     from conductor.planning.plan import plan as make_plan
 
     problem = chosen_spec(preset, spec)
-    variation = _variation(objective, noise)
+    model = _variation(objective, noise, variation)
     with console.progress() as bar:
         result = make_plan(
             problem,
             schedules=schedule or None,
             objective=objective,
             budget_ms=budget_ms,
-            variation=variation,
+            variation=model,
             seed=seed,
             on_progress=None if budget_ms is None else _shown_on(bar),
         )
@@ -92,15 +101,18 @@ def plan(
         console.note(f"left out {name}: {reason.removeprefix(name).lstrip()}")
 
 
-def _variation(objective: str, noise: float | None) -> Variation | None:
+def _variation(objective: str, noise: float | None, file: Path | None) -> Variation | None:
     over_draws = objective in ("mean", "p95")
-    if over_draws != (noise is not None):
-        raise UsageError("--noise goes with --objective mean or p95, and only with them")
-    if noise is None:
-        return None
-    from conductor.variation.uniform import UniformNoise
+    if over_draws != (noise is not None or file is not None):
+        raise UsageError(
+            "--noise and --variation go with --objective mean or p95, and only with them"
+        )
+    model = chosen_variation(noise, file)
+    if over_draws and model is None:
+        from conductor.variation.variation import NoVariation
 
-    return UniformNoise(noise)
+        return NoVariation()
+    return model
 
 
 def _shown_on(bar: Any) -> Callable[[PlanProgress], None]:

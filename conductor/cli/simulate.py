@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from conductor.cli.options import JsonOption, PresetOption, SpecOption, chosen_spec
+from conductor.cli.options import (
+    JsonOption,
+    PresetOption,
+    SpecOption,
+    VariationOption,
+    chosen_spec,
+    chosen_variation,
+)
 
 if TYPE_CHECKING:
     from conductor.ir.schedule import Schedule
@@ -31,12 +38,13 @@ def simulate(
     preset: PresetOption = None,
     spec: SpecOption = None,
     noise: Annotated[
-        float,
+        float | None,
         typer.Option(metavar="X", help="Every action takes 1 + U(-X, X) times its expected time."),
-    ] = 0.0,
+    ] = None,
+    variation: VariationOption = None,
     draws: Annotated[
         int | None,
-        typer.Option(metavar="N", min=1, help=f"Draws of the noise (default {DEFAULT_DRAWS})."),
+        typer.Option(metavar="N", min=1, help=f"Draws of the times (default {DEFAULT_DRAWS})."),
     ] = None,
     seed: Annotated[int, typer.Option(metavar="S", min=0, help="Seed of the noise.")] = 0,
     execution: Annotated[
@@ -56,16 +64,21 @@ def simulate(
     from conductor.ir.validate import validate
     from conductor.simulator.program import encode
     from conductor.simulator.simulate import simulate as run
-    from conductor.variation import UniformNoise
 
-    variation = UniformNoise(noise)
+    model = chosen_variation(noise, variation)
     profile = chosen_spec(preset, spec)
     order = read_torch_csv(schedule)
     validate(order, profile)
-    if not noise and draws not in (None, 1):
-        console.note("without --noise all draws are alike: --draws has no effect")
-    draws = (draws or DEFAULT_DRAWS) if noise else 1
-    durations = variation.sample(encode(profile, order), draws, np.random.default_rng(seed))
+    durations = None
+    if model is not None:
+        draws = draws or DEFAULT_DRAWS
+        durations = model.sample(encode(profile, order), draws, np.random.default_rng(seed))
+    else:
+        if draws not in (None, 1):
+            console.note(
+                "without --noise or --variation all draws are alike: --draws has no effect"
+            )
+        draws = 1
     result = run(profile, order, durations, execution=execution)
     if draw:
         _draw(profile, order, execution, stderr=json)

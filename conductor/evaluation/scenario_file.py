@@ -3,34 +3,17 @@
 from __future__ import annotations
 
 import tomllib
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from conductor.errors import ConductorError, FormatError, InvalidSpecError
+from conductor.errors import ConductorError, FormatError
 from conductor.evaluation.scenario import Scenario
 from conductor.problem.presets import load_preset
 from conductor.problem.spec_file import load_spec
-from conductor.variation import (
-    Factor,
-    MarkovStragglers,
-    MicrobatchFactor,
-    Product,
-    RankFactor,
-    StageFactor,
-    UniformNoise,
-)
-
-VARIATIONS: dict[str, type[Factor]] = {
-    "uniform": UniformNoise,
-    "microbatch": MicrobatchFactor,
-    "rank": RankFactor,
-    "stage": StageFactor,
-    "markov": MarkovStragglers,
-}
-"""What `kind` in a `[[variation]]` table may be; the other keys are the model's attributes."""
+from conductor.variation.variation import Product
+from conductor.variation.variation_file import factor_of, load_variation
 
 
 class _File(BaseModel):
@@ -40,6 +23,7 @@ class _File(BaseModel):
     spec: str | None = None
     summary: str = ""
     actual_transfer_ms: float | tuple[float, ...] | None = None
+    variation_file: str | None = None
     variation: tuple[dict[str, Any], ...] = ()
 
 
@@ -47,7 +31,8 @@ def load_scenario_file(path: str | Path) -> Scenario:
     """Reads a scenario.
 
     The file names a `preset` or a `spec` file (relative to itself), and may have a `summary`,
-    `actual_transfer_ms` and any number of `[[variation]]` tables, whose factors are multiplied.
+    `actual_transfer_ms`, a `variation_file` (as `conductor fit` writes it) and any number of `[[variation]]`
+    tables; all factors are multiplied.
 
     Raises:
         FormatError: the file cannot be read, a key is unknown or missing or of a wrong type.
@@ -74,10 +59,13 @@ def load_scenario_file(path: str | Path) -> Scenario:
             if file.preset is not None
             else load_spec(path.parent / str(file.spec))
         )
+        parts = (
+            load_variation(path.parent / file.variation_file).parts if file.variation_file else ()
+        )
         scenario = Scenario(
             name=path.stem,
             spec=spec,
-            variation=Product(tuple(_factor(entry) for entry in file.variation)),
+            variation=Product((*parts, *map(factor_of, file.variation))),
             actual_transfer_ms=file.actual_transfer_ms,
             summary=file.summary,
         )
@@ -85,25 +73,3 @@ def load_scenario_file(path: str | Path) -> Scenario:
     except ConductorError as error:
         raise type(error)(f"{path}: {error}") from None
     return scenario
-
-
-def _factor(entry: dict[str, Any]) -> Factor:
-    """A factor of a `[[variation]]` table."""
-    values = {
-        key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()
-    }
-    kind = values.pop("kind", None)
-    if kind not in VARIATIONS:
-        raise InvalidSpecError(
-            f"variation kind must be one of {', '.join(VARIATIONS)}, not {kind!r}"
-        )
-    known = [field.name for field in fields(VARIATIONS[kind])]  # type: ignore[arg-type]  # all are dataclasses
-    for key in values:
-        if key not in known:
-            raise InvalidSpecError(
-                f"variation {kind!r} has no key {key!r}; it has {', '.join(known)}"
-            )
-    try:
-        return VARIATIONS[kind](**values)
-    except TypeError as error:
-        raise InvalidSpecError(f"variation {kind!r}: {error}") from None

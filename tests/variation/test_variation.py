@@ -130,7 +130,10 @@ def test_markov_stragglers_spend_their_stationary_share_slow():
     slow = factors == 2.0
     assert slow[:, program.rank_offsets[:-1]].mean() == pytest.approx(0.03, abs=0.015)
     assert slow.mean() == pytest.approx(0.03 / 0.33, rel=0.05)
-    rows = [slow[:, a:b] for a, b in zip(program.rank_offsets[:-1], program.rank_offsets[1:], strict=True)]
+    rows = [
+        slow[:, a:b]
+        for a, b in zip(program.rank_offsets[:-1], program.rank_offsets[1:], strict=True)
+    ]
     stays = np.concatenate([row[:, 1:][row[:, :-1]] for row in rows])
     assert stays.mean() == pytest.approx(0.7, abs=0.01)
 

@@ -26,12 +26,12 @@ FIELD = 8
 FIRST_ROUND = 2048
 """Evaluations in a start's first round; each later round has twice as many."""
 
-LONGEST_ROUND = 1 << 16
+LONGEST_ROUND = 1 << 15
 """At least: orders of many actions get `VISITS` evaluations an action."""
 
 VISITS = 64
 
-HOT, WARM, COLD = 0.4, 0.06, 0.02
+HOT, WARM, COLD = 0.5, 0.06, 0.02
 """Temperatures in mean action times: rounds cool from hot to cold and go on where the last one
 ended; every fourth polishes the best order, from warm."""
 

@@ -101,4 +101,4 @@ def test_the_command_takes_a_budget_and_noise(capsys):
 @pytest.mark.parametrize("wrong", [["--objective", "mean"], ["--noise", "0.1"]])
 def test_the_command_refuses_noise_and_objectives_that_do_not_go_together(capsys, wrong):
     assert main(["plan", "--preset", "gpt-like", *wrong]) == 2
-    assert "--noise goes with" in capsys.readouterr().err
+    assert "with --objective mean or p95" in capsys.readouterr().err

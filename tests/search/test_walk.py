@@ -21,7 +21,7 @@ def _walk(spec, schedule, draws: int = 1, seed: int = 0, **objective):
     return Walk(schedule, program, program.busy_ms(times), seed=seed, **objective), times
 
 
-@settings(max_examples=30)
+@settings(max_examples=25)
 @given(problems(max_microbatches=6), st.integers(0, 99), st.sampled_from((1, 5)), st.booleans())
 def test_every_order_visited_is_valid_and_its_objective_is_that_of_a_simulation(
     problem, seed, draws, is_span
@@ -32,7 +32,7 @@ def test_every_order_visited_is_valid_and_its_objective_is_that_of_a_simulation(
     walk, times = _walk(spec, schedule, draws, seed, is_span=is_span)
     common = CommonDraws(lambda program: times)
     common.of(schedule, encode(spec, schedule))
-    walk.begin_round(15, 5.0, 0.5)
+    walk.begin_round(10, 5.0, 0.5)
     while walk.advance(1):
         order, value = walk.present
         validate(order, spec)

@@ -6,7 +6,7 @@ import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -98,6 +98,18 @@ def run(
         Path | None,
         typer.Option(metavar="FILE.json", help="Write the last step as a Chrome trace (Perfetto)."),
     ] = None,
+    timeline: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.json", help="Write the last step's times, as `whatif` reads them."
+        ),
+    ] = None,
+    save: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Write a checkpoint at the end.")
+    ] = None,
+    resume: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Go on from a checkpoint, exactly.")
+    ] = None,
     json: JsonOption = False,
 ) -> None:
     """Train a small GPT under a plan, on real ranks: loss, time and bubble ratio of each step."""
@@ -115,6 +127,8 @@ def run(
         rank, world = join_ranks()
         if world != profile.num_ranks:
             raise UsageError(f"the spec has {profile.num_ranks} ranks, but {world} were started")
+        from conductor.interop.chrome_trace import write_chrome_trace
+        from conductor.interop.timeline_json import write_timeline
         from conductor.runtime.gpt import GPTConfig
         from conductor.runtime.pace import Emulation
         from conductor.runtime.sums_text import ALPHABET
@@ -132,12 +146,18 @@ def run(
             patience=patience,
             pace=pace if emulate else None,
             replan=_replan if adapt else None,
+            save=save,
+            resume=resume,
         )
         plan = from_first_rank(lambda: _plan(profile, schedule))
         quiet = json or rank != 0
         records, times = train(settings, plan, profile, lambda r: None if quiet else _print(r))
         if rank == 0:
-            _finish(records, times, plan, profile if emulate else None, trace=trace, json=json)
+            if trace is not None:
+                write_chrome_trace(times, trace)
+            if timeline is not None:
+                write_timeline(times, timeline)
+            _finish(records, plan, profile if emulate else None, json=json)
     except ConductorError as error:
         print(f"conductor: {error}", file=sys.stderr, flush=True)
         # Threads that wait for other ranks must not hold this one up.
@@ -234,22 +254,17 @@ def _print(record: StepRecord) -> None:
 
 def _finish(
     records: list[StepRecord],
-    times: Any,
     plan: Schedule,
     emulated: PipelineSpec | None,
     *,
-    trace: Path | None,
     json: bool,
 ) -> None:
     from conductor.cli import console
-    from conductor.interop.chrome_trace import write_chrome_trace
     from conductor.runtime.train import median_ms
     from conductor.simulator.simulate import timeline
 
     median = median_ms(records)
     simulated = timeline(emulated, plan).makespan_ms if emulated is not None else None
-    if trace is not None:
-        write_chrome_trace(times, trace)
     if json:
         console.print_json(
             {

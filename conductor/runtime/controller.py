@@ -114,6 +114,10 @@ class Controller:
         apply: puts a proposal in force on this rank; None only changes the plan.
         min_gain: share of the step's time that a new plan must save, in simulation.
         detector: of changes.
+
+    Attributes:
+        spec: the times that the plan in force is made for.
+        decisions: all so far.
     """
 
     def __init__(
@@ -128,7 +132,7 @@ class Controller:
         detector: ChangeDetector | None = None,
     ) -> None:
         self._schedule, self._replan, self._layers = schedule, replan, layers
-        self._spec = spec.on_stages(schedule.plan.stage_ranks)
+        self.spec = spec.on_stages(schedule.plan.stage_ranks)
         self._apply = apply or (lambda proposal: schedule.set_plan(proposal.plan))
         self._min_gain, self._detector = min_gain, detector or ChangeDetector()
         self._tables: list[FloatArray] = []
@@ -146,17 +150,17 @@ class Controller:
             self._warm = True
             return None
         self._tables = [*self._tables, table][-2:]
-        change = self._detector.observe(self._by_rank(table), self._by_rank(self._spec.duration_ms))
+        change = self._detector.observe(self._by_rank(table), self._by_rank(self.spec.duration_ms))
         if change is None:
             return None
-        now = _with_times(self._spec, np.mean(self._tables, axis=0))
+        now = _with_times(self.spec, np.mean(self._tables, axis=0))
         decision = self._decide(now, *change)
         if decision.switched:
             self._apply(decision.proposal)
-            self._layers, self._spec = decision.proposal.layers, decision.proposal.spec
+            self._layers, self.spec = decision.proposal.layers, decision.proposal.spec
             self._tables = []
         else:
-            self._spec = now
+            self.spec = now
         self.decisions.append(decision)
         log.info(
             "step %d: rank %d takes %.2f times as long as planned for; %s %s, step %.2f -> %.2f ms"

@@ -26,6 +26,7 @@ from conductor.runtime.faults import Alarm
 from conductor.runtime.links import AnnouncedLink, Inbox, OrderedLink, Outgoing, Shapes, links_of
 from conductor.runtime.pace import Pace
 from conductor.runtime.step import Batch, Step, StepTimes
+from conductor.simulator.simulate import timeline
 from conductor.simulator.timeline import Timeline
 
 Mode = Literal["static", "ready-first"]
@@ -44,12 +45,15 @@ class ConductorSchedule:
         plan: the order of every rank.
         mode: `static`, or `ready-first`: an action whose inputs are there may run before a planned one
             whose inputs are late, within the memory limit.
-        patience: ready-first waits this share of a forward's time for the planned action.
-        spec: activation memory and limits for ready-first; None holds it to the plan's own peak.
+        patience: a planned action is late once the rank has waited for it this share of a forward's time
+            longer than the plan expects.
+        spec: expected times, activation memory and limits for ready-first; None expects no waiting and
+            holds it to the plan's own peak of memory.
         scale_grads: divide the gradients by the number of micro-batches, for losses that are means.
         accumulation_steps: steps for each optimizer step; the gradients are scaled once, after the last.
         pace: stretches the actions (emulated devices).
         timeout_s: longest wait for a message before the step fails on every rank.
+        first_step: number of the first step, when a training goes on; the pace and reports count from it.
 
     Raises:
         InvalidScheduleError: the plan is no valid schedule or is not for these stages.
@@ -70,6 +74,7 @@ class ConductorSchedule:
         accumulation_steps: int = 1,
         pace: Pace | None = None,
         timeout_s: float = 300.0,
+        first_step: int = 0,
     ) -> None:
         if mode not in get_args(Mode):
             raise ValueError(f"mode must be one of {', '.join(get_args(Mode))}, not {mode!r}")
@@ -91,7 +96,7 @@ class ConductorSchedule:
         self._announced: dict[int, AnnouncedLink] = {}
         self._ordered: dict[int, OrderedLink] = {}
         self._prepared: tuple[int, bool] | None = None
-        self._num_steps = self._num_accumulated = 0
+        self._num_steps, self._num_accumulated = first_step, 0
         self._failed = False
         self.times: StepTimes | None = None
         self.set_plan(plan, n_microbatches)
@@ -109,7 +114,7 @@ class ConductorSchedule:
 
     @property
     def num_steps(self) -> int:
-        """Steps begun, evaluations with them."""
+        """Number of the next step; evaluations count."""
         return self._num_steps
 
     def set_plan(self, plan: Schedule, n_microbatches: int | None = None) -> None:
@@ -136,6 +141,7 @@ class ConductorSchedule:
             has_backward: rank_plan(plan, self.rank, self._spec, forward_only=not has_backward)
             for has_backward in (True, False)
         }
+        self._planned_gaps = self._find_gaps(plan) if self._mode == "ready-first" else None
 
     def set_pace(self, pace: Pace | None) -> None:
         """Changes how long actions take at least, from the next step on."""
@@ -274,7 +280,7 @@ class ConductorSchedule:
             outgoing=self._outgoing,
             alarm=self._alarm,
             targets_ns=targets_ns,
-            patience_ns=self._patience_ns(),
+            patience_ns=self._patience_ns(plan),
             has_backward=has_backward,
         )
 
@@ -309,20 +315,32 @@ class ConductorSchedule:
             kept = kept[self._schedule.kinds[own] == Kind.F]
         return self._pace.lag_ms(self._schedule), (kept * 1e6).astype(np.int64).tolist()
 
-    def _patience_ns(self) -> int | None:
-        """A share of the mean forward that this rank ran in its last step; none of it in the first."""
+    def _patience_ns(self, plan: RankPlan) -> list[int] | None:
+        """How long each action may keep the rank waiting: as the plan expects, and a share of a forward.
+
+        The plan's times count in units of the forwards that the last step measured. Nothing waits in
+        the first step, and an evaluation goes by the plan's order alone.
+        """
         if self._mode == "static":
             return None
-        if self.times is None or len(self.times.start_ns) != len(self._rank_plans[True].actions):
-            return 0
-        forwards = [
-            end - start
-            for action, start, end in zip(
-                self._rank_plans[True].actions, self.times.start_ns, self.times.end_ns, strict=True
-            )
-            if action.kind is Kind.F
-        ]
-        return int(self._patience * sum(forwards) / len(forwards))
+        if self.times is None or len(self.times.start_ns) != len(plan.actions):
+            return [0] * len(plan.actions)
+        is_forward = np.array([action.kind is Kind.F for action in plan.actions])
+        measured_ns = np.subtract(self.times.end_ns, self.times.start_ns)[is_forward].mean()
+        assert self._planned_gaps is not None
+        gaps, forward = self._planned_gaps
+        waits: list[int] = ((gaps / forward + self._patience) * measured_ns).astype(int).tolist()
+        return waits
+
+    def _find_gaps(self, plan: Schedule) -> tuple[FloatArray, float]:
+        """Idle time that the plan expects before each action of this rank, and its mean forward."""
+        if self._spec is None:
+            return np.zeros(len(self._rank_plans[True].actions)), 1.0
+        times = timeline(self._spec, plan)
+        own = slice(*plan.rank_offsets[self.rank : self.rank + 2].tolist())
+        start, end = times.start_ms[own], times.end_ms[own]
+        forwards = (end - start)[plan.kinds[own] == Kind.F]
+        return start - np.concatenate([[0.0], end[:-1]]), max(float(forwards.mean()), 1e-9)
 
     def _scale(self, divisor: int) -> None:
         for stage in self._stages.values():

@@ -69,10 +69,14 @@ class Step:
         outgoing: Mapping[int, Outgoing],
         alarm: Alarm,
         targets_ns: Sequence[int] | None,
-        patience_ns: int | None,
+        patience_ns: Sequence[int] | None,
         has_backward: bool,
     ) -> None:
-        """Static execution has `ordered` links and no patience; `targets_ns` stretches the actions."""
+        """`targets_ns` stretches the actions; static execution has `ordered` links and no `patience_ns`.
+
+        That is how long each action may keep the rank waiting, from when its turn has come, before a
+        later one may run.
+        """
         self._number, self._plan, self._stage_ranks = number, plan, stage_ranks
         self._stages, self._batch, self._loss_fn = stages, batch, loss_fn
         self._inbox, self._ordered = inbox, ordered
@@ -95,17 +99,20 @@ class Step:
             RankError: this rank or another cannot go on.
         """
         dispatcher, clock = self._dispatcher, time.perf_counter_ns
-        free_ns = clock()
+        turn, patience_ends = -1, None
         while dispatcher.num_left:
             while not self._inbox.empty():
                 self._accept(self._inbox.get())
-            ahead = self._patience_ns is not None and clock() - free_ns >= self._patience_ns
+            if self._patience_ns is not None and dispatcher.planned != turn:
+                turn = dispatcher.planned
+                patience_ends = clock() + self._patience_ns[turn]
+            ahead = patience_ends is not None and clock() >= patience_ends
             index = dispatcher.choose(ahead=ahead)
             if index is None:
                 if self._ordered:
                     self._accept(self._ordered[self._awaited()].take())
                 else:
-                    self._wait(None if ahead or self._patience_ns is None else free_ns)
+                    self._wait(None if ahead else patience_ends)
                 continue
             self.times.num_ahead += index != dispatcher.planned
             action = self._doing = self._plan.actions[index]
@@ -121,7 +128,6 @@ class Step:
                 self._hand_on(*send)
             dispatcher.finish(index)
             self._doing = None
-            free_ns = clock()
         for link in self._outgoing.values():
             link.flush()
 
@@ -147,13 +153,13 @@ class Step:
         source = action.stage + (-1 if action.kind is Kind.F else 1)
         return source if 0 <= source < len(self._stage_ranks) else action.stage
 
-    def _wait(self, free_ns: int | None) -> None:
-        """Waits for a message, or until patience ends that began at `free_ns`."""
+    def _wait(self, patience_ends: int | None) -> None:
+        """Waits for a message, or until patience ends, on the clock of `time.perf_counter_ns`."""
         deadline = time.monotonic() + self._alarm.timeout_s
         while True:
             wait_s = LOOK_S
-            if free_ns is not None and self._patience_ns is not None:
-                left_s = (free_ns + self._patience_ns - time.perf_counter_ns()) / 1e9
+            if patience_ends is not None:
+                left_s = (patience_ends - time.perf_counter_ns()) / 1e9
                 if left_s <= 0.0:
                     return
                 wait_s = min(wait_s, left_s)
@@ -161,7 +167,7 @@ class Step:
                 self._accept(self._inbox.get(timeout=wait_s))
                 return
             except Empty:
-                if free_ns is not None and wait_s < LOOK_S:
+                if wait_s < LOOK_S:
                     return
             self._alarm.check(self.describe)
             if time.monotonic() > deadline:

@@ -4,20 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch.distributed.pipelining import PipelineStage
 
+from conductor.errors import FormatError
 from conductor.ir.schedule import Schedule
 from conductor.problem.spec import PipelineSpec
+from conductor.runtime.checkpoint import (
+    load_rank,
+    save_rank,
+    schedule_from,
+    schedule_state,
+    spec_from,
+    spec_state,
+)
 from conductor.runtime.collectives import broadcast
 from conductor.runtime.controller import Controller, Proposal, Replan
 from conductor.runtime.executor import ConductorSchedule, Mode
 from conductor.runtime.gpt import (
     GPTConfig,
-    GPTStage,
     gpt_stage,
     next_token_loss,
     spread_layers,
@@ -46,6 +55,8 @@ class TrainSettings:
         replan: changes the plan when measured times change (see `Controller`); with one stage a rank it
             may move layers.
         timeout_s: see `ConductorSchedule`.
+        save: folder to write a checkpoint to at the end.
+        resume: folder of a checkpoint to go on from.
     """
 
     config: GPTConfig
@@ -58,6 +69,8 @@ class TrainSettings:
     pace: Emulation | None = None
     replan: Replan | None = None
     timeout_s: float = 120.0
+    save: Path | None = None
+    resume: Path | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,100 +92,172 @@ class StepRecord:
     plan: str
 
 
+class Training:
+    """The training on one rank; every rank of the default process group makes one alike.
+
+    Args:
+        settings: of the model and the run.
+        plan: the order of every rank.
+        spec: memory and links of the measured timeline, limits of ready-first execution, and the times
+            that the controller takes the plan to be made for.
+        resume: folder of a checkpoint to go on from, exactly; its plan takes the place of `plan`.
+
+    Raises:
+        InvalidSpecError: the model has too few layers for the plan's stages.
+        FormatError: the checkpoint cannot be read or is of another model or placement.
+        RankError: some rank cannot go on.
+    """
+
+    def __init__(
+        self,
+        settings: TrainSettings,
+        plan: Schedule,
+        spec: PipelineSpec,
+        resume: str | Path | None = None,
+    ) -> None:
+        self._settings, self._spec, self._stage_ranks = settings, spec, plan.stage_ranks
+        self._rank, config = dist.get_rank(), settings.config
+        self.layers = self._even = spread_layers(config.num_layers, plan.num_stages)
+        self.num_steps = 0
+        state = None if resume is None else load_rank(resume, self._rank)
+        if state is not None:
+            if state["model"] != repr(config) or state["plan"]["stage_ranks"] != [
+                *plan.stage_ranks
+            ]:
+                raise FormatError(f"{resume}: the checkpoint is of another model or placement")
+            plan, self.layers = schedule_from(state["plan"]), tuple(state["layers"])
+            self.num_steps = state["num_steps"]
+        self._modules = {
+            stage: gpt_stage(config, stage, self.layers, seed=settings.seed)
+            for stage, owner in enumerate(plan.stage_ranks)
+            if owner == self._rank
+        }
+        parameters = [p for module in self._modules.values() for p in module.parameters()]
+        self._optimizer = torch.optim.AdamW(parameters, lr=settings.learning_rate)
+        self._data = np.random.default_rng(settings.seed)
+        self._schedule = ConductorSchedule(
+            self._stages(), plan.num_microbatches, next_token_loss,
+            plan=plan, mode=settings.mode, patience=settings.patience, spec=spec,
+            pace=self._pace(), timeout_s=settings.timeout_s, first_step=self.num_steps,
+        )  # fmt: skip
+        self.controller = settings.replan and Controller(
+            self._schedule,
+            spec if state is None else spec_from(state["planned_for"]),
+            settings.replan,
+            layers=self.layers if plan.stage_ranks == tuple(range(plan.num_ranks)) else None,
+            apply=self._apply,
+        )
+        if state is not None:
+            for stage, module in self._modules.items():
+                module.load_state_dict(state["modules"][stage])
+            self._optimizer.load_state_dict(state["optimizer"])
+            self._data.bit_generator.state = state["data"]
+
+    def step(self) -> tuple[StepRecord, Timeline]:
+        """One optimizer step: its record and its measured timeline, on every rank.
+
+        Raises:
+            RankError: some rank cannot go on.
+        """
+        plan, settings = self._schedule.plan, self._settings
+        tokens, targets = sums_batch(
+            settings.rows * plan.num_microbatches, settings.config.sequence, self._data
+        )
+        losses: list[torch.Tensor] = []
+        self._schedule.barrier()
+        self._schedule.step(
+            *([tokens] if plan.stage_ranks[0] == self._rank else []),
+            target=targets,
+            losses=losses,
+            return_outputs=False,
+        )
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        times = self._schedule.timeline(self._with_layers(self._spec))
+        record = StepRecord(
+            step=self.num_steps,
+            loss=broadcast(float(np.mean(losses)) if losses else None, plan.stage_ranks[-1]),
+            time_ms=times.makespan_ms,
+            bubble_ratio=times.bubble_ratio,
+            plan=plan.name,
+        )
+        self.num_steps += 1
+        if self.controller:
+            self.controller.after_step()
+        return record, times
+
+    def save(self, folder: str | Path) -> None:
+        """Writes a checkpoint; every rank calls it after the same step.
+
+        Raises:
+            FormatError: this rank's file cannot be written.
+            RankError: another rank is gone.
+        """
+        save_rank(
+            folder,
+            self._rank,
+            {
+                "model": repr(self._settings.config),
+                "plan": schedule_state(self._schedule.plan),
+                "layers": list(self.layers),
+                "planned_for": spec_state(self.controller.spec if self.controller else self._spec),
+                "num_steps": self.num_steps,
+                "modules": {stage: m.state_dict() for stage, m in self._modules.items()},
+                "optimizer": self._optimizer.state_dict(),
+                "data": self._data.bit_generator.state,
+            },
+        )
+        self._schedule.barrier()
+
+    def _apply(self, proposal: Proposal) -> None:
+        """Puts a proposal in force, between two steps."""
+        if proposal.layers is not None and proposal.layers != self.layers:
+            move_layers(
+                self._modules[self._rank], self._optimizer, self._settings.config,
+                self.layers, proposal.layers,
+            )  # fmt: skip
+            self.layers = proposal.layers
+            self._schedule.set_pace(self._pace())
+            self._schedule.replace_stages(self._stages())
+        self._schedule.set_plan(proposal.plan)
+
+    def _pace(self) -> Emulation | None:
+        pace = self._settings.pace
+        return pace and replace(pace, spec=self._with_layers(pace.spec))
+
+    def _with_layers(self, spec: PipelineSpec) -> PipelineSpec:
+        """A spec of the even layers, with the layers where they are now."""
+        return spec if self.layers == self._even else with_layers(spec, self._even, self.layers)
+
+    def _stages(self) -> list[PipelineStage]:
+        config, count = self._settings.config, len(self._stage_ranks)
+        stages = []
+        for stage, module in self._modules.items():
+            inputs, outputs = stage_shapes(config, stage, count, self._settings.rows)
+            stages.append(wrap_stage(module, stage, count, input_args=inputs, output_args=outputs))
+        return stages
+
+
 def train(
     settings: TrainSettings,
     plan: Schedule,
     spec: PipelineSpec,
     on_step: Callable[[StepRecord], None] = lambda record: None,
 ) -> tuple[list[StepRecord], Timeline]:
-    """Trains on this rank; every rank of the default process group calls it with the same arguments.
-
-    Args:
-        settings: of the model and the run.
-        plan: the order of every rank.
-        spec: memory and links of the measured timeline, and limits of ready-first execution.
-        on_step: told of every step, on every rank.
+    """Trains on this rank for `settings.num_steps`. Arguments and errors as of `Training`.
 
     Returns:
         Records of all steps and the timeline of the last one, on every rank.
-
-    Raises:
-        InvalidSpecError: the model has too few layers for the plan's stages.
-        RankError: some rank cannot go on.
     """
-    rank, config = dist.get_rank(), settings.config
-    layers = spread_layers(config.num_layers, plan.num_stages)
-    modules = {
-        stage: gpt_stage(config, stage, layers, seed=settings.seed)
-        for stage, owner in enumerate(plan.stage_ranks)
-        if owner == rank
-    }
-    schedule = ConductorSchedule(
-        _wrap(modules, plan, settings), plan.num_microbatches, next_token_loss,
-        plan=plan, mode=settings.mode, patience=settings.patience, spec=spec, pace=settings.pace,
-        timeout_s=settings.timeout_s,
-    )  # fmt: skip
-    parameters = [p for module in modules.values() for p in module.parameters()]
-    optimizer = torch.optim.AdamW(parameters, lr=settings.learning_rate)
-
-    def apply(proposal: Proposal) -> None:
-        nonlocal layers
-        if proposal.layers is not None and proposal.layers != layers:
-            move_layers(modules[rank], optimizer, config, layers, proposal.layers)
-            if settings.pace is not None:
-                even = spread_layers(config.num_layers, plan.num_stages)
-                slower = with_layers(settings.pace.spec, even, proposal.layers)
-                schedule.set_pace(replace(settings.pace, spec=slower))
-            layers = proposal.layers
-            schedule.replace_stages(_wrap(modules, plan, settings))
-        schedule.set_plan(proposal.plan)
-
-    controller = settings.replan and Controller(
-        schedule,
-        spec,
-        settings.replan,
-        layers=layers if plan.stage_ranks == tuple(range(plan.num_ranks)) else None,
-        apply=apply,
-    )
-    data = np.random.default_rng(settings.seed)
+    training = Training(settings, plan, spec, settings.resume)
     records = []
-    for number in range(settings.num_steps):
-        tokens, targets = sums_batch(settings.rows * plan.num_microbatches, config.sequence, data)
-        losses: list[torch.Tensor] = []
-        schedule.barrier()
-        schedule.step(
-            *([tokens] if plan.stage_ranks[0] == rank else []),
-            target=targets,
-            losses=losses,
-            return_outputs=False,
-        )
-        optimizer.step()
-        optimizer.zero_grad()
-        times = schedule.timeline(spec)
-        record = StepRecord(
-            step=number,
-            loss=broadcast(float(np.mean(losses)) if losses else None, plan.stage_ranks[-1]),
-            time_ms=times.makespan_ms,
-            bubble_ratio=times.bubble_ratio,
-            plan=schedule.plan.name,
-        )
+    for _ in range(settings.num_steps):
+        record, times = training.step()
         records.append(record)
         on_step(record)
-        if controller:
-            controller.after_step()
+    if settings.save is not None:
+        training.save(settings.save)
     return records, times
-
-
-def _wrap(
-    modules: dict[int, GPTStage], plan: Schedule, settings: TrainSettings
-) -> list[PipelineStage]:
-    stages = []
-    for stage, module in modules.items():
-        inputs, outputs = stage_shapes(settings.config, stage, plan.num_stages, settings.rows)
-        stages.append(
-            wrap_stage(module, stage, plan.num_stages, input_args=inputs, output_args=outputs)
-        )
-    return stages
 
 
 def median_ms(records: Sequence[StepRecord]) -> float:

@@ -26,7 +26,20 @@ SMALL = ("--layers", 4, "--width", 16, "--microbatches", 2)
 def test_two_ranks_learn_and_write_what_they_did(tmp_path):
     trace = tmp_path / "trace.json"
     done = conductor(
-        "--ranks", 2, "--schedule", "zb-1p", "--steps", 12, *SMALL, "--json", "--trace", trace
+        "--ranks",
+        2,
+        "--schedule",
+        "zb-1p",
+        "--steps",
+        12,
+        *SMALL,
+        "--json",
+        "--trace",
+        trace,
+        "--timeline",
+        tmp_path / "step.json",
+        "--save",
+        tmp_path / "checkpoint",
     )
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
@@ -36,6 +49,10 @@ def test_two_ranks_learn_and_write_what_they_did(tmp_path):
     assert set(result["steps"][0]) == {"step", "loss", "time_ms", "bubble_ratio", "plan"}
     assert result["median_ms"] > 0
     assert result["simulated_ms"] is None
+    from conductor.interop.timeline_json import read_timeline
+
+    assert read_timeline(tmp_path / "step.json").makespan_ms == result["steps"][-1]["time_ms"]
+    assert sorted(p.name for p in (tmp_path / "checkpoint").iterdir()) == ["rank-0.pt", "rank-1.pt"]
     assert sum(e["ph"] == "X" for e in json.loads(trace.read_text())["traceEvents"]) == 2 * 2 * 3
 
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from conductor.errors import InvalidSpecError
@@ -338,3 +338,23 @@ def test_kernel_equals_reference(case):
     assert step.end_ms.tolist() == [action.end_ms for action in expected.actions]
     assert [tuple(row) for row in step.helps[:, :6].tolist()] == expected.rows
     assert [tuple(row) for row in step.messages[:, 2:].tolist()] == expected.messages
+
+
+@settings(max_examples=60)
+@given(block_runs(), st.integers(0, 2**32))
+def test_decisions_do_not_see_the_future(case, seed):
+    """Two worlds that differ in actions that have not begun help alike until then."""
+    prepared, realised, step = case
+    base = prepared.base
+    assume(not base.program.overlaps.any())
+    rng = np.random.default_rng(seed)
+    moment = float(rng.uniform(0.0, step.makespan_ms + 1.0))
+    told = step.helps[step.helps[:, 4] <= moment]
+    action, lender = told[:, 0].astype(int), told[:, 1].astype(int)
+    stage = base.costs.stand_in[base.costs.stages[action], lender]
+    twins = base.costs.where[base.costs.kinds[action], stage, base.costs.units[action]]
+    # A help varies as the lender's own action does, and may have been felt since its block began.
+    hidden = (step.start_ms > moment) & ~np.isin(np.arange(len(realised)), twins)
+    other = np.where(hidden, realised * rng.uniform(1.0, 3.0, len(realised)), realised)
+    again = run(prepared, other).helps
+    assert again[again[:, 4] <= moment][:, :5].tolist() == told[:, :5].tolist()

@@ -16,6 +16,7 @@ from conductor.cli import (
     plan,
     presets,
     profile,
+    report,
     run,
     schedules,
     simulate,
@@ -24,7 +25,13 @@ from conductor.cli import (
 )
 from conductor.errors import ConductorError
 
-_EXTRAS = {"torch": "rl", "gymnasium": "rl", "ortools": "optimal", "pyarrow": "traces"}
+_EXTRAS = {
+    "torch": "rl",
+    "gymnasium": "rl",
+    "ortools": "optimal",
+    "pyarrow": "traces",
+    "matplotlib": "report",
+}
 """What `pip install conductor-pipeline` leaves out, and the extra that brings it."""
 
 app = typer.Typer(
@@ -40,6 +47,7 @@ for command, examples in (
     (migrate.migrate, migrate.EXAMPLES),
     (train.train, train.EXAMPLES),
     (evaluate.evaluate, evaluate.EXAMPLES),
+    (report.report, report.EXAMPLES),
     (run.run, run.EXAMPLES),
     (profile.profile, profile.EXAMPLES),
     (whatif.whatif, whatif.EXAMPLES),

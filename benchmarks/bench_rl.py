@@ -32,9 +32,7 @@ def _instance(num_ranks: int, num_microbatches: int) -> Instance:
 
 
 def _weights() -> Weights:
-    return ActorCritic(
-        state_dim=NUM_FEATURES, generator=torch.Generator().manual_seed(0)
-    ).weights()
+    return ActorCritic(state_dim=NUM_FEATURES, generator=torch.Generator().manual_seed(0)).weights()
 
 
 @pytest.mark.parametrize(("num_ranks", "num_microbatches"), [(4, 8), (8, 32), (16, 64), (64, 256)])
@@ -59,7 +57,6 @@ def test_collecting_100_episodes_at_8_ranks_32_microbatches(
 
 
 def test_collecting_and_learning(benchmark: BenchmarkFixture) -> None:
-    torch.set_num_threads(1)
     config = replace(ROBUST, cloning_rollouts=8, cloning_epochs=1, validation_draws=1)
     instance = _instance(8, 32)
 
@@ -71,8 +68,6 @@ def test_collecting_and_learning(benchmark: BenchmarkFixture) -> None:
 
 
 def test_the_papers_500_episodes_on_two_cores(benchmark: BenchmarkFixture) -> None:
-    torch.set_num_threads(2)
-
     def run() -> None:
         training = start_training(
             load_preset("paper"), UniformNoise(0.1), PAPER, num_episodes=500, seed=0

@@ -12,9 +12,10 @@ from typing import Any, NoReturn
 import numpy as np
 import typer
 
-from conductor.cli.train import check_device, training_json
+from conductor.cli.train import training_json
 from conductor.errors import ConductorError
 from conductor.rl.config import PAPER
+from conductor.rl.device import check_device
 from conductor.rl.evaluation import (
     GREEDY,
     LOCK_STEP,

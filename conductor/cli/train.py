@@ -69,6 +69,7 @@ def train(
     from conductor.cli import console
     from conductor.rl.checkpoint import load_checkpoint
     from conductor.rl.config import CONFIGS
+    from conductor.rl.device import check_device
     from conductor.rl.ppo import start_training
     from conductor.variation import UniformNoise
 
@@ -99,20 +100,6 @@ def train(
         console.console().print(table(training, evaluation))
 
 
-def check_device(device: str) -> None:
-    """Checks a torch device's name.
-
-    Raises:
-        UsageError: there is none of this name here.
-    """
-    import torch
-
-    if device.partition(":")[0] not in ("cpu", "cuda"):
-        raise UsageError(f"--device is cpu or cuda, not {device!r}")
-    if device != "cpu" and not torch.cuda.is_available():
-        raise UsageError(f"--device {device}: torch finds no such device here")
-
-
 def run_training(training: Training, *, save: Path | None, threads: int) -> dict[str, float]:
     """Trains with a progress bar on standard error and writes the file.
 
@@ -124,15 +111,12 @@ def run_training(training: Training, *, save: Path | None, threads: int) -> dict
     """
     import time
 
-    import torch
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     from conductor.cli import console
     from conductor.rl.checkpoint import save_checkpoint
     from conductor.rl.ppo import train as run
 
-    # Its matrices are too small to share: two threads take ten times as long on a busy machine.
-    torch.set_num_threads(1)
     wall, cpu = time.perf_counter(), time.process_time()
     columns = (
         TextColumn("training"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),

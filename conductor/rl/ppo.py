@@ -133,12 +133,14 @@ def train(
 
     Args:
         training: goes on in place from where it is.
-        threads: for the episodes; torch's own are the caller's.
+        threads: for the episodes; they change no result.
         on_update: called after the cloning and after every update.
 
     Returns:
         Whether it came to the end. Ctrl-C stops it between two updates, where it can be resumed exactly.
     """
+    # Torch's matrices here are too small to share: on a busy machine two threads take ten times as long.
+    torch.set_num_threads(1)
     with _interrupts() as interrupted:
         while not training.done and not interrupted():
             if training.expert is None:

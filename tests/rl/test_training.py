@@ -29,11 +29,6 @@ QUICK = replace(
 )
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 def quick_training(
     num_episodes: int = 32, *, config: TrainingConfig = QUICK, preset: str = "gpt-like"
 ) -> Training:

@@ -13,6 +13,9 @@ from typing import Any
 import numpy as np
 
 from conductor.errors import FormatError
+from conductor.interop.columns import Progress
+from conductor.interop.json_events import Events
+from conductor.ir.action import Action
 from conductor.ir.schedule import FloatArray
 from conductor.ir.trace import LABELS, Operation, Trace
 from conductor.problem.kind import Kind
@@ -26,6 +29,8 @@ COLOURS = {
 }
 
 Event = dict[str, Any]
+
+_HEAD = '{"displayTimeUnit": "ms", "otherData": {"plan": '
 
 
 def write_chrome_trace(timeline: Timeline, path: str | Path) -> None:
@@ -47,6 +52,47 @@ def write_trace(trace: Trace, path: str | Path) -> None:
         FormatError: the file cannot be written.
     """
     _write(path, _trace_events(trace), {"trace": trace.name})
+
+
+def is_chrome_timeline(path: str | Path) -> bool:
+    """Whether a file begins like one of `write_chrome_trace`."""
+    try:
+        with Path(path).open("rb") as file:
+            return file.read(len(_HEAD)) == _HEAD.encode()
+    except OSError:
+        return False
+
+
+def read_chrome_timeline(path: str | Path, *, on_progress: Progress | None = None) -> Trace:
+    """Reads what `write_chrome_trace` wrote, as a trace of one step.
+
+    Raises:
+        FormatError: the file cannot be read, or has no action in it.
+    """
+    path = Path(path)
+    events = Events(path, on_progress=on_progress)
+    rows: list[tuple[int, Action, float, float]] = []
+    try:
+        for event in events:
+            if event.get("ph") == "X":
+                times = float(event["ts"]) / 1000.0, float(event["dur"]) / 1000.0
+                rows.append((int(event["tid"]), Action.parse(event["name"]), *times))
+    except (KeyError, TypeError, ValueError) as error:
+        raise FormatError(f"{path}: slice {len(rows)} has no {error}") from None
+    return Trace(
+        name=path.stem,
+        steps=np.zeros(len(rows), np.int64),
+        dp_ranks=np.zeros(len(rows), np.int32),
+        ranks=np.array([rank for rank, *_ in rows], np.int32),
+        stages=np.array([action.stage for _, action, *_ in rows], np.int32),
+        microbatches=np.array([action.microbatch for _, action, *_ in rows], np.int32),
+        operations=np.array([action.kind for _, action, *_ in rows], np.int8),
+        start_ms=np.array([start for *_, start, _ in rows], np.float64),
+        duration_ms=np.array([duration for *_, duration in rows], np.float64),
+        notes=(f"{events.note}: kept the {len(rows)} actions before the damage",)
+        if events.note
+        else (),
+    ).checked()
 
 
 def _write(path: str | Path, events: Iterable[Event], about: dict[str, str]) -> None:

@@ -50,9 +50,12 @@ def read_trace(path: str | Path, *more: str | Path, on_progress: Progress | None
 
 
 def _read_json(paths: Sequence[Path], on_progress: Progress | None) -> Trace:
+    from conductor.interop.chrome_trace import is_chrome_timeline, read_chrome_timeline
     from conductor.interop.kineto import read_kineto
     from conductor.interop.timeline_json import is_timeline, read_timeline, trace_of_timeline
 
     if len(paths) == 1 and is_timeline(paths[0]):
         return trace_of_timeline(read_timeline(paths[0]), name=paths[0].stem)
+    if len(paths) == 1 and is_chrome_timeline(paths[0]):
+        return read_chrome_timeline(paths[0], on_progress=on_progress)
     return read_kineto(paths, on_progress=on_progress)

@@ -8,6 +8,7 @@ import pytest
 
 from conductor.errors import FormatError
 from conductor.interop.chrome_trace import write_chrome_trace, write_trace
+from conductor.interop.read_trace import read_trace
 from conductor.interop.straggler_trace import read_straggler_trace
 from conductor.problem.spec import PipelineSpec
 from conductor.schedules.registry import build
@@ -115,6 +116,33 @@ def test_a_step_of_a_real_trace(tmp_path, shared_data):
     for each in spans.values():
         start, end = np.array(sorted(each)).T
         assert (start[1:] >= end[:-1] - 1e-6).all()
+
+
+@pytest.mark.parametrize("name", ["1f1b", "zb-v"])
+def test_what_is_written_is_what_is_read(tmp_path, name):
+    times = timeline(LARGER, build(name, LARGER))
+    write_chrome_trace(times, tmp_path / "t.json")
+    trace = read_trace(tmp_path / "t.json")
+    by = np.lexsort((trace.start_ms, trace.ranks))
+    order = times.sequence
+    assert trace.operations[by].tolist() == times.schedule.kinds[order].tolist()
+    assert trace.stages[by].tolist() == times.schedule.stages[order].tolist()
+    assert trace.microbatches[by].tolist() == times.schedule.microbatches[order].tolist()
+    assert trace.start_ms[by] == pytest.approx(times.start_ms[order])
+    assert trace.end_ms[by] == pytest.approx(times.end_ms[order])
+
+
+def test_a_damaged_file_keeps_what_came_before(tmp_path):
+    times = timeline(LARGER, build("1f1b", LARGER))
+    write_chrome_trace(times, tmp_path / "t.json")
+    text = (tmp_path / "t.json").read_text()
+    (tmp_path / "t.json").write_text(text[: text.index('"2F3"')])
+    trace = read_trace(tmp_path / "t.json")
+    assert 0 < len(trace) < times.schedule.num_actions
+    assert f"cut off: kept the {len(trace)} actions" in trace.notes[0]
+    (tmp_path / "t.json").write_text(text.replace('"dur"', '"length"'))
+    with pytest.raises(FormatError, match="slice 0 has no 'dur'"):
+        read_trace(tmp_path / "t.json")
 
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path):

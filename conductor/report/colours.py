@@ -30,7 +30,7 @@ CAUSE_NAMES = {
     IdleCause.PREVIOUS_STAGE: "waits for the previous stage",
     IdleCause.NEXT_STAGE: "waits for the next stage",
     IdleCause.MEMORY: "waits for memory",
-    IdleCause.NOTHING_LEFT: "nothing left to do",
+    IdleCause.NOTHING_LEFT: "has nothing left to do",
 }
 
 CAUSE_HATCHES = {

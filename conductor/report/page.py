@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from html import escape
 from importlib.resources import files
+from itertools import groupby
 from pathlib import Path
 
 from conductor.errors import FormatError
@@ -52,6 +53,7 @@ def page(entries: Sequence[Entry], *, title: str, note: str = "") -> str:
         "library": _asset("uplot/uPlot.iife.min.js"),
         "script": "\n".join(_asset(f"{name}.js") for name in SCRIPTS),
         "metrics": _table(entries),
+        "meanings": _meanings(entries),
         "helps": (
             '<button id="helps" aria-pressed="true" title="who helps whom (h)">migrations</button>'
             if any(entry.helps is not None for entry in entries)
@@ -103,15 +105,29 @@ def _data(entries: Sequence[Entry]) -> str:
 
 
 def _table(entries: Sequence[Entry]) -> str:
-    head = "".join(f'<th scope="col">{escape(entry.title)}</th>' for entry in entries)
-    lines = [f"<thead><tr><th></th>{head}</tr></thead>", "<tbody>"]
-    for metric in metrics(entries):
+    """One row an entry, one column a metric."""
+    columns = metrics(entries)
+    groups = "".join(
+        f'<th colspan="{len(list(same))}" scope="colgroup">{escape(group)}</th>'
+        for group, same in groupby(column.group for column in columns)
+    )
+    names = "".join(
+        f'<th scope="col" title="{escape(column.meaning)}">{escape(column.name)}</th>'
+        for column in columns
+    )
+    lines = [f"<thead><tr><td></td>{groups}</tr><tr><td></td>{names}</tr></thead>", "<tbody>"]
+    for row, entry in enumerate(entries):
         cells = "".join(
-            f'<td class="best">{escape(value)}</td>' if best else f"<td>{escape(value)}</td>"
-            for value, best in zip(metric.values, metric.best, strict=True)
+            f"<td{' class=best' * column.best[row]}>{escape(column.values[row])}</td>"
+            for column in columns
         )
-        meaning = escape(metric.meaning)
-        lines.append(
-            f'<tr><th scope="row" title="{meaning}">{escape(metric.name)}</th>{cells}</tr>'
-        )
-    return "\n".join([*lines, "</tbody>"])
+        lines.append(f'<tr><th scope="row">{escape(entry.title)}</th>{cells}</tr>')
+    caption = "<caption>The least of each column is bold.</caption>" if len(entries) > 1 else ""
+    return "\n".join([caption, *lines, "</tbody>"])
+
+
+def _meanings(entries: Sequence[Entry]) -> str:
+    return "".join(
+        f"<dt>{escape(column.name)}</dt><dd>{escape(column.meaning)}</dd>"
+        for column in metrics(entries)
+    )

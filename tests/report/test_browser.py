@@ -271,7 +271,7 @@ def test_every_control_is_reached_by_tab_and_named(show, zero_bubble):
         )
     assert reached == [
         "zoom in", "zoom out", "fit", "critical path", "idle causes", "memory", "light / dark",
-        "Timeline of zb-1p: arrow keys go from action to action", "Keys and pointer",
+        "Timeline of zb-1p: arrow keys go from action to action", "How to read and use this page",
     ]  # fmt: skip
 
 
@@ -333,11 +333,10 @@ def test_a_comparison_has_one_axis_and_can_show_one_at_a_time(show, zero_bubble,
     page = show([zero_bubble, other, run], viewport={"width": 1280, "height": 1700})
     assert page.locator("h2").all_inner_texts() == ["zb-1p", "1f1b", "measured"]
     assert view_of(page)[1] == pytest.approx(other.timeline.makespan_ms)
-    head = page.locator("thead th").all_inner_texts()
-    assert head == ["", "zb-1p", "1f1b", "measured"]
-    cells = page.locator("tbody tr").first.locator("th, td").all_inner_texts()
-    assert cells == ["makespan", "259.80 ms", "303.40 ms", "303.40 ms"]
-    assert page.locator("tbody tr").first.locator("td.best").all_inner_texts() == ["259.80 ms"]
+    assert page.locator("tbody th").all_inner_texts() == ["zb-1p", "1f1b", "measured"]
+    column = page.locator("tbody td:nth-child(2)")
+    assert column.all_inner_texts() == ["259.80 ms", "303.40 ms", "303.40 ms"]
+    assert page.locator("tbody td.best:nth-child(2)").all_inner_texts() == ["259.80 ms"]
     keep(page, "comparison")
     page.locator("#one").focus()
     page.keyboard.press("ArrowRight")

@@ -95,10 +95,11 @@ def read_columns(
             # Batches may number their texts differently.
             whole = pa.chunked_array(arrays).unify_dictionaries().combine_chunks()
             whole = whole.chunk(0) if isinstance(whole, pa.ChunkedArray) else whole
-            codes = whole.indices.to_numpy(zero_copy_only=False).astype(np.int32)
+            codes = np.from_dlpack(whole.indices).astype(np.int32)
             texts[name] = Texts(codes, tuple(whole.dictionary.to_pylist()))
         elif pa.types.is_integer(arrays[0].type) or pa.types.is_floating(arrays[0].type):
-            numbers[name] = np.concatenate([a.to_numpy(zero_copy_only=False) for a in arrays])
+            # Not to_numpy: that would load pandas.
+            numbers[name] = np.concatenate([np.from_dlpack(array) for array in arrays])
         else:
             raise FormatError(f"{path}: column {name} holds {arrays[0].type}, not numbers or texts")
     return Columns(path, numbers, texts)

@@ -31,6 +31,9 @@ LONGEST_ROUND = 1 << 15
 
 VISITS = 64
 
+SETTLING = 16
+"""Evaluations an action that a round from hot takes to get anywhere; shorter ones polish."""
+
 HOT, WARM, COLD = 0.5, 0.06, 0.02
 """Temperatures in mean action times: rounds cool from hot to cold and go on where the last one
 ended; every fourth polishes the best order, from warm."""
@@ -129,7 +132,7 @@ class Race:
         length, number, rate = FIRST_ROUND, 0, FIRST_BATCH / BATCH_S
         while field:
             for walk in list(field):
-                polish = number % 4 == 3
+                polish = number % 4 == 3 or length < SETTLING * walk.schedule.num_actions
                 walk.begin_round(length, WARM if polish else HOT, COLD, from_best=polish)
                 ahead = length
                 while ahead:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
 
 from conductor.errors import InvalidSpecError
 from conductor.migration.scenarios import equal_ranks
 from conductor.problem.presets import load_preset
 from conductor.problem.spec import PipelineSpec
+from conductor.problem.spec_file import load_spec
 from conductor.variation import (
     MarkovStragglers,
     MicrobatchFactor,
@@ -16,6 +19,7 @@ from conductor.variation import (
     UniformNoise,
     Variation,
 )
+from conductor.variation.variation_file import load_variation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,17 +55,31 @@ def load_scenario(name: str) -> Scenario:
     Raises:
         InvalidSpecError: there is none of this name.
     """
+    if name in _TRACED:
+        return _traced(name)
     try:
         return _SCENARIOS[name]
     except KeyError:
         raise InvalidSpecError(
-            f"no scenario is named {name!r}; there are {', '.join(_SCENARIOS)}"
+            f"no scenario is named {name!r}; there are {', '.join(scenario_names())}"
         ) from None
 
 
 def scenario_names() -> tuple[str, ...]:
     """The names that `load_scenario` takes."""
-    return tuple(_SCENARIOS)
+    return (*_SCENARIOS, *_TRACED)
+
+
+@cache
+def _traced(name: str) -> Scenario:
+    """A scenario of what `conductor fit` wrote of a real job: its expected times and its variation."""
+    base = str(Path(__file__).parent / "traced" / name.removeprefix("traced-"))
+    return Scenario(
+        name=name,
+        spec=load_spec(f"{base}.spec.toml"),
+        variation=load_variation(f"{base}.variation.toml"),
+        summary=_TRACED[name],
+    )
 
 
 def _paper(percent: int) -> Scenario:
@@ -72,6 +90,11 @@ def _paper(percent: int) -> Scenario:
         summary=f"the paper's configuration at {percent} % noise",
     )
 
+
+_TRACED = {
+    "traced-slow-worker": "a real job, one of whose 16 workers is 2.5 times slower (AR, arXiv 2505.05713)",
+    "traced-variable-length": "a real job of variable sequence lengths (SE, arXiv 2505.05713)",
+}
 
 _SCENARIOS: dict[str, Scenario] = {
     scenario.name: scenario

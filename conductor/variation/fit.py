@@ -81,12 +81,14 @@ def fit(trace: Trace, *, seed: int = 0) -> Fit:
     steps, step_factor = _steps(left, np.unique(trace.steps))
     left = left / steps
     microbatches, own = _microbatches(left)
-    parts: list[Factor] = [microbatches, LognormalNoise(forward=own[0], backward=own[1])]
+    parts: list[Factor] = []
     if np.abs(ranks - 1.0).max() > _NEAR_1:
         factors = np.swapaxes(ranks[:, :, 0, :, 0], 1, 2).round(6).tolist()
         parts.append(TracedReplicas(forward=_rows(factors[0]), backward=_rows(factors[1])))
     if any(step_factor.forward) or any(step_factor.backward):  # type: ignore[arg-type]  # tuples here
         parts.append(step_factor)
+    # Own noise comes last: what it draws depends on the number of stages, and all before stays paired.
+    parts += [microbatches, LognormalNoise(forward=own[0], backward=own[1])]
     variation = Product(tuple(parts))
 
     further = (microbatches.forward[1:], microbatches.backward[1:])

@@ -107,6 +107,7 @@ def run_training(training: Training, *, save: Path | None, threads: int) -> dict
         Wall and processor time in seconds.
 
     Raises:
+        UsageError: the file's folder does not exist.
         typer.Exit: with code 130 after Ctrl-C; the training is in the file then, and how to go on is said.
     """
     import time
@@ -117,6 +118,8 @@ def run_training(training: Training, *, save: Path | None, threads: int) -> dict
     from conductor.rl.checkpoint import save_checkpoint
     from conductor.rl.ppo import train as run
 
+    if save is not None and not save.parent.is_dir():
+        raise UsageError(f"--save {save}: there is no folder {save.parent}")
     wall, cpu = time.perf_counter(), time.process_time()
     columns = (
         TextColumn("training"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),

@@ -60,11 +60,12 @@ def load_checkpoint(path: str | Path, *, device: str = "cpu") -> Training:
     """Reads a training from a file.
 
     Raises:
-        FormatError: it isn't one.
-        FileNotFoundError: there is none.
+        FormatError: it isn't one, or cannot be read.
     """
     try:
         state = torch.load(path, map_location=device, weights_only=True)
+    except OSError as error:
+        raise FormatError(f"cannot read {path}: {error.strerror}") from None
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError) as error:
         raise FormatError(
             f"{path} is no checkpoint of a training: {type(error).__name__}"

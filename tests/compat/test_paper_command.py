@@ -57,6 +57,7 @@ def test_standard_output_is_one_json_object_with_the_papers_keys() -> None:
         (("--devices", "0"), "--devices: must be a whole number of at least 1, not 0"),
         (("--max-memory", "0.5"), "rank 0 needs 1 for one micro-batch, its limit is 0.5"),
         (("--device", "abacus"), "the device is cpu or cuda, not 'abacus'"),
+        (("--save", "/no/such/folder/x.pt"), "there is no folder /no/such/folder"),
         (("--no-such-option",), "unrecognized arguments: --no-such-option"),
     ],
 )

@@ -137,6 +137,11 @@ def test_another_file_is_no_checkpoint(tmp_path: Path, content: bytes) -> None:
         load_checkpoint(file)
 
 
+def test_a_missing_checkpoint_is_said_so(tmp_path: Path) -> None:
+    with pytest.raises(FormatError, match="cannot read .*missing.pt: No such file"):
+        load_checkpoint(tmp_path / "missing.pt")
+
+
 def test_another_torch_file_is_no_checkpoint(tmp_path: Path) -> None:
     file = tmp_path / "training.pt"
     torch.save({"weights": torch.zeros(3)}, file)

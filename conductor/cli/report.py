@@ -14,13 +14,16 @@ if TYPE_CHECKING:
     from conductor.problem.spec import PipelineSpec
     from conductor.report.entry import Entry
 
+MOST_AT_ONCE = 4
+"""Of more timelines a page shows one at first."""
+
 PICTURES = (".png", ".svg", ".pdf")
 
 EXAMPLES = (
     "conductor report --preset gpt-like -o report.html",
     "conductor report best.csv other.csv --preset gpt-like -o comparison.html",
     "conductor report best.csv --preset paper --migrate -o migration.html",
-    "conductor report measured.json -o run.html",
+    "conductor report job.parquet --steps 8 -o run.html",
     "conductor report best.csv --preset gpt-like -o timeline.svg",
 )
 
@@ -30,8 +33,9 @@ def report(
         list[Path] | None,
         typer.Argument(
             metavar="INPUT...",
-            help="Schedules in torch's compute_only CSV (with --preset or --spec), and timelines in"
-            " JSON. Without any, the spec is planned and the best schedules are shown.",
+            help="Schedules in torch's compute_only CSV (with --preset or --spec); timelines in JSON;"
+            " traces, as `conductor whatif` reads them. Without any, the spec is planned and the best"
+            " schedules are shown.",
         ),
     ] = None,
     preset: PresetOption = None,
@@ -47,6 +51,14 @@ def report(
         Literal["static", "ready-first"],
         typer.Option(help="Strictly in order, or the first action in order that is ready."),
     ] = "static",
+    steps: Annotated[
+        int,
+        typer.Option(metavar="N", min=1, help="How many steps of a trace to show, evenly spread."),
+    ] = 6,
+    dp_rank: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Which data-parallel rank of a trace to show (the first)."),
+    ] = None,
     migrate: Annotated[
         bool,
         typer.Option(
@@ -65,12 +77,25 @@ def report(
 
     if out.suffix not in (".html", *PICTURES):
         raise UsageError(f"{out}: a report ends in .html, {', '.join(PICTURES)}")
-    entries, title = _entries(inputs or [], preset, spec, schedule or [], best, execution, migrate)
+    schedules, runs = _sorted_inputs(inputs or [])
+    if runs and not (schedules or schedule) and (preset or spec or migrate):
+        raise UsageError(
+            "runs bring their own spec: without a schedule --preset, --spec and --migrate have no effect"
+        )
+    titles = _titles(inputs or [])
+    entries = _runs(runs, titles, steps, dp_rank)
+    name = ", ".join(titles.values())
+    if schedules or schedule or not runs:
+        problem = chosen_spec(preset, spec)
+        name = problem.name
+        orders = _orders(problem, schedules, titles, schedule or [], best)
+        entries += _simulated(problem, orders, execution, migrate)
     if out.suffix == ".html":
         from conductor.report.page import write_page
 
         note = "Timelines on one time axis." if len(entries) > 1 else ""
-        write_page(entries, out, title=title, note=note)
+        few = len(entries) <= MOST_AT_ONCE
+        write_page(entries, out, title=f"Conductor: {name}", note=note, one_at_a_time=not few)
     else:
         from conductor.report.picture import write_picture
 
@@ -78,53 +103,76 @@ def report(
     console.note(f"wrote {', '.join(entry.title for entry in entries)} to {out}")
 
 
-def _entries(
-    inputs: list[Path],
-    preset: str | None,
-    spec_file: Path | None,
+def _sorted_inputs(paths: list[Path]) -> tuple[list[Path], list[Path]]:
+    """Files of schedules, and files and folders of runs."""
+    schedules = [path for path in paths if path.suffix == ".csv" and not _is_table(path)]
+    return schedules, [path for path in paths if path not in schedules]
+
+
+def _is_table(path: Path) -> bool:
+    """Whether a CSV file has names of columns, as traces do, in its first line."""
+    try:
+        with path.open(encoding="utf-8") as file:
+            return "micro" in file.readline()
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+def _runs(
+    paths: list[Path], titles: dict[Path, str], steps: int, dp_rank: int | None
+) -> list[Entry]:
+    from conductor.cli.whatif import read
+    from conductor.interop.timeline_json import is_timeline, read_timeline
+    from conductor.report.traced import measured, traced
+
+    entries = []
+    for path in paths:
+        if is_timeline(path):
+            entries.append(measured(read_timeline(path), title=titles[path]))
+        else:
+            entries += traced(read([path]), title=titles[path], num_steps=steps, dp_rank=dp_rank)
+    return entries
+
+
+def _orders(
+    problem: PipelineSpec,
+    paths: list[Path],
+    titles: dict[Path, str],
     schedules: list[str],
     best: int,
-    execution: Literal["static", "ready-first"],
-    migrate: bool,
-) -> tuple[list[Entry], str]:
-    """Timelines read, then schedules read, named and planned, each simulated; and a title."""
-    from conductor.interop.timeline_json import is_timeline, read_timeline
+) -> list[Schedule]:
+    """Those of files, then those named; without any of both the best of a plan."""
     from conductor.interop.torch_csv import read_torch_csv
     from conductor.ir.validate import validate
     from conductor.planning.plan import plan
-    from conductor.report.simulated import measured, migrated, simulated
 
-    files = {path: is_timeline(path) for path in inputs}
-    needs_spec = schedules or not all(files.values()) or not inputs
-    if not needs_spec and (preset or spec_file or migrate):
-        raise UsageError(
-            "timelines hold their own spec: --preset, --spec and --migrate have no effect"
-        )
-    problem: PipelineSpec | None = chosen_spec(preset, spec_file) if needs_spec else None
-    titles = _titles(inputs)
-    entries: list[Entry] = []
-    orders: list[Schedule] = []
-    for path, is_ours in files.items():
-        if is_ours:
-            entries.append(measured(read_timeline(path), title=titles[path]))
-        else:
-            order = read_torch_csv(path).named(titles[path])
-            validate(order, problem)
-            orders.append(order)
-    if problem is not None and (schedules or not inputs):
+    orders = [read_torch_csv(path).named(titles[path]) for path in paths]
+    for order in orders:
+        validate(order, problem)
+    if schedules or not paths:
         planned: list[Schedule] = []
         for candidate in plan(problem, schedules=schedules or None).candidates:
             # Heuristics often find the same order: it is shown once.
             if schedules or (len(planned) < best and candidate.schedule not in planned):
                 planned.append(candidate.schedule)
         orders += planned
-    subject = ", ".join(titles.values()) if problem is None else problem.name
+    return orders
+
+
+def _simulated(
+    problem: PipelineSpec,
+    orders: list[Schedule],
+    execution: Literal["static", "ready-first"],
+    migrate: bool,
+) -> list[Entry]:
+    from conductor.report.simulated import migrated, simulated
+
+    entries = []
     for order in orders:
-        assert problem is not None
         entries.append(simulated(problem, order, title=order.name, execution=execution))
         if migrate:
             entries.append(migrated(problem, order, title=f"{order.name}, migrating"))
-    return entries, f"Conductor: {subject}"
+    return entries
 
 
 def _titles(paths: list[Path]) -> dict[Path, str]:

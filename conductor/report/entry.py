@@ -146,3 +146,12 @@ def memory_steps(timeline: Timeline, rank: int) -> tuple[FloatArray, FloatArray]
     changes = np.stack((program.allocated[own], -program.freed[own]), axis=1).ravel()
     keep = changes != 0.0
     return times[keep], np.cumsum(changes[keep])
+
+
+def size_of(timeline: Timeline) -> str:
+    """Ranks, stages and micro-batches, in words."""
+    schedule = timeline.schedule
+    return (
+        f"{schedule.num_ranks} ranks, {schedule.num_stages} stages,"
+        f" {schedule.num_microbatches} micro-batches"
+    )

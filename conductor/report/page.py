@@ -32,20 +32,38 @@ SCRIPTS = ("data", "theme", "lanes", "details", "view", "chart", "page")
 """In this order, in one script."""
 
 
-def write_page(entries: Sequence[Entry], path: str | Path, *, title: str, note: str = "") -> None:
+def write_page(
+    entries: Sequence[Entry],
+    path: str | Path,
+    *,
+    title: str,
+    note: str = "",
+    one_at_a_time: bool = False,
+) -> None:
     """Writes timelines as one HTML page, on one time axis.
+
+    Args:
+        entries: at least one.
+        path: of the page.
+        title: its heading.
+        note: a sentence under it.
+        one_at_a_time: shows the first alone until the reader moves the slider.
 
     Raises:
         FormatError: the file cannot be written.
     """
     try:
-        Path(path).write_text(page(entries, title=title, note=note), encoding="utf-8")
+        Path(path).write_text(
+            page(entries, title=title, note=note, one_at_a_time=one_at_a_time), encoding="utf-8"
+        )
     except OSError as error:
         raise FormatError(f"{path}: cannot write the report: {error.strerror}") from None
 
 
-def page(entries: Sequence[Entry], *, title: str, note: str = "") -> str:
-    """The page's text."""
+def page(
+    entries: Sequence[Entry], *, title: str, note: str = "", one_at_a_time: bool = False
+) -> str:
+    """The page's text; arguments as in `write_page`."""
     parts = {
         "title": escape(title),
         "note": escape(note),
@@ -60,8 +78,8 @@ def page(entries: Sequence[Entry], *, title: str, note: str = "") -> str:
             else ""
         ),
         "slider": (
-            '<label class="group">show <input id="one" type="range" min="0" value="0" step="1"'
-            ' aria-valuetext="all"> <span id="one-name">all</span></label>'
+            '<label class="group">show <input id="one" type="range" min="0" step="1"'
+            f' max="{len(entries)}" value="{int(one_at_a_time)}"> <span id="one-name">all</span></label>'
             if len(entries) > 1
             else ""
         ),

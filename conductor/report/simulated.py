@@ -7,7 +7,7 @@ from conductor.migration.execution import run
 from conductor.migration.model import SimpleModel
 from conductor.migration.plan import plan_migration
 from conductor.problem.spec import PipelineSpec
-from conductor.report.entry import Entry, Helps
+from conductor.report.entry import Entry, Helps, size_of
 from conductor.simulator.bounds import lower_bounds
 from conductor.simulator.simulate import Execution, timeline
 from conductor.simulator.timeline import Timeline
@@ -26,7 +26,7 @@ def simulated(
     bounds = lower_bounds(result.spec, num_splits=schedule.num_splits)
     return Entry(
         title=title,
-        note=f"{_size(result)}, expected durations, {execution} execution",
+        note=f"{size_of(result)}, expected durations, {execution} execution",
         timeline=result,
         lower_bound_ms=bounds.makespan_ms,
     )
@@ -47,7 +47,7 @@ def migrated(spec: PipelineSpec, schedule: Schedule, *, title: str) -> Entry:
     result = Timeline.measured(spec, schedule, step.start_ms, step.end_ms)
     return Entry(
         title=title,
-        note=f"{_size(result)}, expected durations, {plan.execution} execution, work moved between ranks",
+        note=f"{size_of(result)}, expected durations, {plan.execution} execution, work moved between ranks",
         timeline=result,
         lower_bound_ms=lower_bounds(result.spec, num_splits=schedule.num_splits).balanced_work_ms,
         helps=Helps(
@@ -59,17 +59,4 @@ def migrated(spec: PipelineSpec, schedule: Schedule, *, title: str) -> Entry:
             start_ms=step.help_start_ms,
             end_ms=step.help_end_ms,
         ),
-    )
-
-
-def measured(result: Timeline, *, title: str) -> Entry:
-    """A timeline as it is, from a file or a run."""
-    return Entry(title=title, note=f"{_size(result)}, read from a file", timeline=result)
-
-
-def _size(result: Timeline) -> str:
-    schedule = result.schedule
-    return (
-        f"{schedule.num_ranks} ranks, {schedule.num_stages} stages,"
-        f" {schedule.num_microbatches} micro-batches"
     )

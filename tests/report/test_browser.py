@@ -13,12 +13,14 @@ from time import perf_counter
 import numpy as np
 import pytest
 
+from conductor.interop.read_trace import read_trace
 from conductor.problem.kind import Kind
 from conductor.problem.presets import load_preset
 from conductor.problem.spec import PipelineSpec
 from conductor.report.colours import KIND_COLOURS
 from conductor.report.page import write_page
-from conductor.report.simulated import measured, migrated, simulated
+from conductor.report.simulated import migrated, simulated
+from conductor.report.traced import measured, traced
 from conductor.schedules.registry import build
 
 DESKTOP, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
@@ -29,9 +31,9 @@ def show(browser, tmp_path):
     """Opens a page of entries; at the end nothing may have failed or been asked for."""
     contexts, wrong, asked = [], [], []
 
-    def opened(entries, **settings):
+    def opened(entries, *, one_at_a_time=False, **settings):
         path = tmp_path / "report.html"
-        write_page(entries, path, title="Conductor: test")
+        write_page(entries, path, title="Conductor: test", one_at_a_time=one_at_a_time)
         context = browser.new_context(**{"viewport": DESKTOP, **settings})
         contexts.append(context)
         page = context.new_page()
@@ -112,14 +114,17 @@ def settle(page):
     page.evaluate("() => new Promise((d) => requestAnimationFrame(() => requestAnimationFrame(d)))")
 
 
-@pytest.mark.parametrize("name", ["0F0", "3I2", "1W7", "2F5"])
-def test_hover_shows_the_action_under_the_pointer(show, zero_bubble, name):
+def test_hover_shows_the_action_under_the_pointer(show, zero_bubble):
     page = show([zero_bubble])
-    place, index = place_of(zero_bubble, name)
-    point = point_of(page, place)
-    page.mouse.move(point["x"], point["y"])
-    heading, rows = tip_of(page)
-    drawn = zero_bubble.timeline
+    for name in ("0F0", "3I2", "1W7", "2F5"):
+        place, index = place_of(zero_bubble, name)
+        point = point_of(page, place)
+        page.mouse.move(point["x"], point["y"])
+        check_tip(zero_bubble, name, index, *tip_of(page))
+
+
+def check_tip(entry, name, index, heading, rows):
+    drawn = entry.timeline
     action = drawn.schedule.action(index)
     start, end = drawn.start_ms[index], drawn.end_ms[index]
     assert heading.startswith(f"{name}: ")
@@ -345,6 +350,24 @@ def test_a_comparison_has_one_axis_and_can_show_one_at_a_time(show, zero_bubble,
     assert page.locator("#one-name").inner_text() == "1f1b"
     page.keyboard.press("Home")
     assert page.locator("h2:visible").count() == 3
+
+
+def test_steps_of_a_measured_run_are_turned_over_with_the_slider(show, shared_data):
+    trace = read_trace(shared_data / "straggler-traces" / "trace-AR.parquet")
+    entries = traced(trace, title="job", num_steps=5)
+    page = show(entries, one_at_a_time=True)
+    shown = page.locator("h2:visible")
+    for entry in entries:
+        assert shown.all_inner_texts() == [entry.title]
+        chart = entries.index(entry) * 2
+        place = int(np.flatnonzero(entry.timeline.program.ranks == 2)[5])
+        point = point_of(page, place, chart)
+        page.mouse.move(point["x"], point["y"])
+        index = int(entry.timeline.sequence[place])
+        assert tip_of(page)[1]["start"] == f"{entry.timeline.start_ms[index]:.2f} ms"
+        page.locator("#one").press("ArrowRight")
+        settle(page)
+    keep(page, "measured")
 
 
 def test_migrations_are_arrows_and_hover_says_who_helps_whom(show):

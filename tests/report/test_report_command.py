@@ -59,6 +59,21 @@ def test_files_and_named_schedules_are_shown_side_by_side(capsys, here):
     assert titles(here / "report.html") == ["measured", "mine", "v-half"]
 
 
+def test_steps_of_a_trace_are_shown(capsys, here, shared_data):
+    job = shared_data / "straggler-traces" / "trace-SE.parquet"
+    code, _, _ = run(capsys, job, "--steps", "5", "--dp-rank", "1", "-o", "run.html")
+    assert code == 0
+    assert len(titles(here / "run.html")) == 5
+    assert 'max="5" value="1"' in (here / "run.html").read_text()
+
+
+def test_a_table_is_a_run_too(capsys, here):
+    lines = ["rank,stage,kind,microbatch,start_ms,duration_ms", "0,0,F,0,0,2", "0,0,B,0,2,3"]
+    (here / "table.csv").write_text("\n".join(lines))
+    assert run(capsys, "table.csv")[0] == 0
+    assert titles(here / "report.html") == ["table, step 0"]
+
+
 def test_alike_names_get_their_folders(capsys, here):
     for folder in ("a", "b"):
         (here / folder).mkdir()
@@ -94,7 +109,8 @@ def test_pictures(capsys, here, name):
         (("nothing.csv",), "give one of --preset NAME and --spec FILE"),
         (("nothing.csv", *GPT), "nothing.csv: cannot read the schedule"),
         ((*GPT, "-o", "report.docx"), "report.docx: a report ends in .html"),
-        (("measured.json", *GPT), "timelines hold their own spec"),
+        (("measured.json", *GPT), "runs bring their own spec"),
+        (("no.parquet",), "no.parquet: no such file"),
         ((*GPT, "--schedule", "zb-9"), "zb-9"),
     ],
 )

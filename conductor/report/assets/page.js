@@ -86,14 +86,15 @@ function switchTheme() {
 function addSlider(sections) {
   const [slider, name] = [document.getElementById("one"), document.getElementById("one-name")];
   if (!slider) return;
-  slider.max = sections.length;
-  slider.addEventListener("input", () => {
+  const show = () => {
     const chosen = Number(slider.value);
     sections.forEach((section, i) => (section.hidden = chosen > 0 && chosen !== i + 1));
     name.textContent = chosen ? report.entries[chosen - 1].title : "all";
     slider.setAttribute("aria-valuetext", name.textContent);
     report.charts.forEach((chart) => chart.update());
-  });
+  };
+  slider.addEventListener("input", show);
+  show();
 }
 
 function addKeys(view) {

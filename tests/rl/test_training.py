@@ -138,7 +138,7 @@ def test_another_file_is_no_checkpoint(tmp_path: Path, content: bytes) -> None:
 
 
 def test_a_missing_checkpoint_is_said_so(tmp_path: Path) -> None:
-    with pytest.raises(FormatError, match="cannot read .*missing.pt: No such file"):
+    with pytest.raises(FormatError, match=r"cannot read .*missing\.pt: No such file"):
         load_checkpoint(tmp_path / "missing.pt")
 
 

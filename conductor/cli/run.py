@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from conductor.cli.options import JsonOption, UsageError
+from conductor.cli.options import JsonOption, UsageError, VariationOption, chosen_variation
 from conductor.errors import ConductorError
 
 if TYPE_CHECKING:
@@ -73,11 +73,12 @@ def run(
     layers: Annotated[int, typer.Option(metavar="N", min=1, help="Layers of the GPT.")] = 16,
     width: Annotated[int, typer.Option(metavar="N", min=4, help="Width of the GPT.")] = 64,
     noise: Annotated[
-        float,
+        float | None,
         typer.Option(
             metavar="X", min=0.0, help="Emulated actions take 1 + U(-X, X) times as long."
         ),
-    ] = 0.0,
+    ] = None,
+    variation: VariationOption = None,
     straggler: Annotated[
         list[str] | None,
         typer.Option(
@@ -115,8 +116,11 @@ def run(
     """Train a small GPT under a plan, on real ranks: loss, time and bubble ratio of each step."""
     if emulate is not None and spec is not None:
         raise UsageError("give one of --emulate and --spec")
-    if emulate is None and (noise or straggler):
-        raise UsageError("--noise and --straggler vary emulated times: give --emulate too")
+    if emulate is None and (noise or variation or straggler):
+        raise UsageError(
+            "--noise, --variation and --straggler vary emulated times: give --emulate too"
+        )
+    model = chosen_variation(noise, variation)
     stragglers = [_straggler(text) for text in straggler or ()]
     profile = _profile(emulate or spec, ranks, microbatches)
     from conductor.runtime.launch import from_first_rank, is_rank, join_ranks, launch
@@ -133,10 +137,10 @@ def run(
         from conductor.runtime.pace import Emulation
         from conductor.runtime.sums_text import ALPHABET
         from conductor.runtime.train import TrainSettings, train
-        from conductor.variation import UniformNoise
+        from conductor.variation import NoVariation
 
         pace = Emulation(
-            spec=profile, variation=UniformNoise(noise), stragglers=stragglers, seed=seed
+            spec=profile, variation=model or NoVariation(), stragglers=stragglers, seed=seed
         )
         settings = TrainSettings(
             config=GPTConfig(num_layers=layers, d_model=width, vocabulary=len(ALPHABET)),

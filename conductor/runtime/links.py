@@ -6,7 +6,9 @@ it is, for which stage and micro-batch, shapes, types) and then its tensors. Two
 - `AnnouncedLink` needs no plan of the sender's order: it receives what the header announces. A thread
   waits for messages, as gloo's receives cannot be polled; since it takes whatever comes, a send never
   waits for the receiver's own progress.
-- `OrderedLink` knows the sender's order (static execution) and posts its receives ahead: no thread.
+- `OrderedLink` knows the sender's order (static execution) and posts all receives of a step at its start:
+  no thread, and again no send that waits for the receiver's progress. (A send of gloo ends only when its
+  receive is posted, and a plan may have a rank send far ahead of the receiver's turn.)
 """
 
 from __future__ import annotations
@@ -31,8 +33,6 @@ from conductor.runtime.dispatch import Arrival
 _HEADER = 64
 _OUTSTANDING = 8
 """Sends that a link keeps before it waits for the oldest."""
-_AHEAD = 3
-"""Messages for which an ordered link has posted receives."""
 _DTYPES = (
     torch.float32, torch.float16, torch.bfloat16, torch.float64,
     torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool,
@@ -193,15 +193,19 @@ class OrderedLink:
 
     def __init__(self, group: Any, sender: int, shapes_of: Callable[[Arrival], Shapes]) -> None:
         self._group, self._sender, self._shapes_of = group, sender, shapes_of
-        self._coming: Iterator[Arrival] = iter(())
         self._posted: deque[tuple[Arrival, list[Tensor | None], list[Work]]] = deque()
         self._lag_ms: dict[int, float] = {}
 
     def expect(self, messages: Sequence[Arrival], lag_ms: dict[int, float]) -> None:
         """These messages come, in this order, held back as an `AnnouncedLink` does."""
-        self._coming, self._lag_ms = iter(messages), lag_ms
-        while len(self._posted) < _AHEAD and self._post():
-            pass
+        self._lag_ms = lag_ms
+        for key in messages:
+            header = torch.empty(_HEADER, dtype=torch.int64)
+            tensors = [
+                header, *(s and torch.empty(s[0], dtype=s[1]) for s in self._shapes_of(key))
+            ]  # fmt: skip
+            works = [self._group.recv([tensor], 0, 0) for tensor in tensors if tensor is not None]
+            self._posted.append((key, tensors, works))
 
     def take(self) -> Message | LinkFailure:
         """Waits for the next message."""
@@ -223,20 +227,7 @@ class OrderedLink:
         except Exception as error:  # of any kind: the step says what it means
             return LinkFailure(sender=self._sender, error=str(error))
         self._posted.popleft()
-        self._post()
         return _message(numbers, tensors[1:], self._sender, self._lag_ms)
-
-    def _post(self) -> bool:
-        key = next(self._coming, None)
-        if key is None:
-            return False
-        header = torch.empty(_HEADER, dtype=torch.int64)
-        tensors = [
-            header, *(s and torch.empty(s[0], dtype=s[1]) for s in self._shapes_of(key))
-        ]  # fmt: skip
-        works = [self._group.recv([tensor], 0, 0) for tensor in tensors if tensor is not None]
-        self._posted.append((key, tensors, works))
-        return True
 
 
 def _announced(numbers: Sequence[int]) -> Iterator[tuple[tuple[int, ...], torch.dtype] | None]:

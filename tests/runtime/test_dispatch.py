@@ -106,6 +106,27 @@ def test_ready_first_dispatch_never_hangs_nor_exceeds_memory(
         assert max(peaks) <= spec.memory_limit * (1 + 1e-6)
 
 
+def test_five_hundred_random_cases_end_within_memory():
+    rng = np.random.default_rng(0)
+    for case in range(500):
+        ranks, spare = int(rng.integers(2, 7)), float(rng.integers(0, 3))
+        if case % 2:
+            placement = (*rng.permutation(ranks).tolist(), *rng.integers(0, ranks, 3).tolist())
+            schedule = split_gpipe(placement, int(rng.integers(1, 8)))
+            spec = spec_of(ranks, schedule.num_microbatches, placement=placement)
+        else:
+            spec = spec_of(ranks, ranks * int(rng.integers(1, 5)))
+            names = ("1f1b", "zb-1p", "zb-2p", "zb-v", "v-half", "v-min", "interleaved-1f1b")
+            schedule = build(names[case // 2 % len(names)], spec)
+        times = timeline(spec, schedule)
+        spec = spec.with_(memory_limit=float(times.peak_memory.max()) + spare)
+        durations = times.program.duration_ms * rng.lognormal(0.0, 1.5, schedule.num_actions)
+        virtual_step(
+            schedule, durations, spec=spec, ahead=case % 5 != 4,
+            patience=float(rng.choice([0.0, 2.0, 50.0])), lag=float(rng.uniform(0.0, 20.0)),
+        )  # fmt: skip
+
+
 def test_uneven_placements_run():
     schedule = split_gpipe((0, 0, 1, 2, 2), 6)
     spec = spec_of(3, 6, placement=schedule.stage_ranks)

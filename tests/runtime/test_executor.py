@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from conductor.ir.schedule import Schedule
 from conductor.problem.spec import PipelineSpec
 from conductor.runtime.executor import ConductorSchedule
 from conductor.runtime.pace import Emulation
@@ -71,7 +72,8 @@ def train(rank, plans, mode, dtype, checkpointed):
 
 def assert_exact(plans, mode="static", dtype=torch.float32, checkpointed=False):
     results = run_ranks(train, plans[0].num_ranks, plans, mode, dtype, checkpointed)
-    assert [wrong for wrong, _ in results] == [{}] * plans[0].num_ranks, results
+    assert not any(isinstance(result, Exception) for result in results), results
+    assert [wrong for wrong, _ in results] == [{}] * plans[0].num_ranks
     return [forwards for _, forwards in results]
 
 
@@ -118,6 +120,54 @@ def test_every_schedule_in_fp32_and_bf16_checkpointed(ranks, name):
     plans = [build(name, spec_of(ranks, 2 * ranks))]
     for dtype in (torch.float32, torch.bfloat16):
         assert_exact(plans, "ready-first", dtype, checkpointed=True)
+
+
+def random_cases(rank, cases):
+    """Each case anew; what differs from the reference."""
+    wrong = []
+    for plan, mode, spec in cases:
+        net = network(plan.num_stages)
+        stages = stages_of(net, plan, rank)
+        schedule = ConductorSchedule(
+            stages, plan.num_microbatches, loss_of,
+            plan=plan, mode=mode, spec=spec, pace=Jitter(), timeout_s=60,
+        )  # fmt: skip
+        for seed in range(2):
+            x, target = batch(plan.num_microbatches, seed)
+            wrong += check_step(schedule, stages, net, x, target, rank)
+    return wrong
+
+
+@pytest.mark.slow
+def test_random_placements_limits_and_modes_end_with_exact_gradients():
+    rng = np.random.default_rng(0)
+    cases = []
+    for case in range(30):
+        placement = (*rng.permutation(3).tolist(), *rng.integers(0, 3, case % 4).tolist())
+        plan = split_gpipe(placement, int(rng.integers(2, 5)))
+        peak = max(sum(rank == r for rank in placement) for r in range(3)) * plan.num_microbatches
+        spec = spec_of(
+            3, plan.num_microbatches, placement=placement, memory_limit=float(peak + case % 2)
+        )
+        cases.append((plan, ("ready-first", "static")[case % 3 == 2], spec))
+    for name in ("zb-v", "v-half", "interleaved-1f1b"):
+        spec = spec_of(3, 6)
+        cases.append((build(name, spec), "ready-first", None))
+    assert run_ranks(random_cases, 3, cases) == [[], [], []]
+
+
+def test_a_send_never_waits_for_the_turn_of_the_receiver():
+    # Rank 0 sends all of stage 0 to rank 1 before it runs stage 3, on which rank 1's second forward
+    # depends by way of rank 2.
+    count = 16
+    plan = split_gpipe((0, 1, 3, 0, 2, 1), count)
+    rows = [list(row) for row in plan.rows]
+    forwards = rows[0][: 2 * count]
+    rows[0][: 2 * count] = sorted(forwards, key=lambda action: (action.stage, action.microbatch))
+    plan = Schedule.from_actions(
+        rows, name="far ahead", stage_ranks=plan.stage_ranks, num_microbatches=count
+    )
+    assert_exact([plan])
 
 
 def accumulate(rank, plan):

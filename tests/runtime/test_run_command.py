@@ -59,7 +59,7 @@ def test_two_ranks_learn_and_write_what_they_did(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--noise", 0.1), "--noise and --straggler vary emulated times"),
+        (("--noise", 0.1), "--noise, --variation and --straggler vary emulated times"),
         (("--emulate", "gpt-like", "--straggler", "rank=x"), "a straggler looks like"),
         (("--emulate", "gpt-like", "--ranks", 3), "gpt-like has 4 ranks, not 3"),
     ],

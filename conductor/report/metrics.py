@@ -130,7 +130,9 @@ def _column(
     group: str = "",
     comparable: bool = True,
 ) -> Metric:
-    texts = tuple("-" if value is None else form.format(value) for value in values)
+    texts = tuple(
+        "-" if value is None else form.format(value).replace("%", " %") for value in values
+    )
     known = [value for value in values if value is not None]
     least = texts[values.index(min(known))] if known else ""
     mark = comparable and len(set(texts)) > 1

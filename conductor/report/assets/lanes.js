@@ -68,8 +68,8 @@ function drawActions(ctx, view, entry, rank, shows, theme, place) {
     if (labelled && !entry.half[i] && width > size * 0.9) {
       const long = actionName(entry, i);
       const short = String(entry.microbatch[i]);
-      // Digits are about 0.56 of the font's size wide.
-      const room = (text) => text.length * size * 0.58 + 3 * theme.ratio < width;
+      // Letters and digits are about 0.65 of the font's size wide.
+      const room = (text) => text.length * size * 0.65 + 3 * theme.ratio < width;
       const text = room(long) ? long : room(short) ? short : "";
       if (text) {
         ctx.fillStyle = kind.ink;

@@ -7,7 +7,7 @@ import pytest
 from traces import trace_of, two_ranks
 
 from conductor.errors import FormatError
-from conductor.interop.straggler_trace import read_straggler_trace
+from conductor.interop.straggler_trace import OPTYPES, read_straggler_trace
 from conductor.interop.timeline_json import trace_of_timeline
 from conductor.ir.trace import Operation
 from conductor.problem.spec import PipelineSpec
@@ -15,6 +15,7 @@ from conductor.schedules.registry import build
 from conductor.simulator.simulate import timeline
 from conductor.whatif.levers import lever_remedies
 from conductor.whatif.profile import profile, traced_schedule
+from conductor.whatif.receives import with_transfers
 from conductor.whatif.whatif import analyse, straggler_remedies
 
 SPEC = PipelineSpec(
@@ -141,3 +142,37 @@ def test_clocks_that_disagree_are_said():
     found = analyse(replace(trace, start_ms=skewed))
     assert "the ranks' clocks disagree" in found.graph.trace.notes[0]
     assert found.slowdown > 0.5
+
+
+@pytest.mark.parametrize("name", ["1f1b", "interleaved-1f1b"])
+def test_a_simulated_step_survives_the_straggler_format(tmp_path, name):
+    """Stages and micro-batches of transfers are told from their order alone, with chunks too."""
+    pa = pytest.importorskip("pyarrow")
+    import pyarrow.parquet as pq
+
+    times = timeline(SPEC, build(name, SPEC))
+    trace = with_transfers(trace_of_timeline(times))
+    names = {int(operation): text for text, operation in OPTYPES.items()}
+    is_action = trace.is_action
+    order = np.lexsort((trace.start_ms, trace.operations, trace.ranks))
+    seq = np.empty(len(trace), np.int64)
+    worker = trace.ranks[order].astype(np.int64) * 16 + trace.operations[order]
+    seq[order] = np.arange(len(trace)) - np.searchsorted(worker, worker)
+    columns = {
+        "dp_rank": trace.dp_ranks,
+        "stage": trace.ranks,
+        "step": trace.steps,
+        "optype": [names[kind] for kind in trace.operations.tolist()],
+        "start_ts": trace.start_ms / 1000.0,
+        "duration": trace.duration_ms / 1000.0,
+        "seq_id": seq,
+        "mc": np.where(is_action, trace.stages // 4, -1),
+        "mb_id": np.where(is_action, trace.microbatches, -1),
+        "gmc": np.where(is_action, trace.stages, -1),
+    }
+    pq.write_table(pa.table(columns), tmp_path / "t.parquet")
+    again = read_straggler_trace(tmp_path / "t.parquet")
+    assert again.notes == ()
+    assert again.stages.tolist() == trace.stages.tolist()
+    assert again.microbatches.tolist() == trace.microbatches.tolist()
+    assert analyse(again).replay_ms == pytest.approx([times.makespan_ms])

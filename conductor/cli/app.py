@@ -75,6 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             args=list(arguments) or ["--help"],
             prog_name="conductor",
             standalone_mode=False,
+            obj=list(arguments),  # for commands that start themselves on several ranks
         )
     except ConductorError as error:
         return _refuse(str(error))

@@ -29,6 +29,7 @@ EXAMPLES = (
 
 
 def run(
+    context: typer.Context,
     ranks: Annotated[
         int | None,
         typer.Option(
@@ -126,7 +127,7 @@ def run(
     from conductor.runtime.launch import from_first_rank, is_rank, join_ranks, launch
 
     if not is_rank():
-        raise typer.Exit(launch(sys.argv[1:], profile.num_ranks))
+        raise typer.Exit(launch(context.obj, profile.num_ranks))
     try:
         rank, world = join_ranks()
         if world != profile.num_ranks:

@@ -79,7 +79,11 @@ def test_a_hang_is_reported_with_who_waits_for_what(mode):
 
 
 @pytest.mark.parametrize(
-    ("fault", "what"), [("plan", "plan: rank 0 has"), ("torch", "version of torch: rank 0 has 2.")]
+    ("fault", "what"),
+    [
+        ("plan", "plan: rank 0 has"),
+        pytest.param("torch", "version of torch: rank 0 has 2.", marks=pytest.mark.slow),
+    ],
 )
 def test_ranks_that_differ_are_refused_everywhere(fault, what):
     for message in messages(fault):

@@ -109,6 +109,14 @@ def test_torchrun_starts_the_ranks_as_well():
 
 
 @pytest.mark.slow
+def test_the_command_from_python_starts_its_own_arguments(capfd):
+    from conductor.cli.app import main
+
+    assert main(["run", "--ranks", "2", "--steps", "1", "--json", *map(str, SMALL)]) == 0
+    assert len(json.loads(capfd.readouterr().out)["steps"]) == 1
+
+
+@pytest.mark.slow
 def test_a_model_too_small_for_the_plan_ends_every_rank_with_the_reason():
     done = conductor("--ranks", 2, "--layers", 1)
     assert done.returncode != 0

@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from conductor.cli.options import JsonOption, PresetOption, SpecOption, UsageError, chosen_spec
+from conductor.cli.options import (
+    JsonOption,
+    PresetOption,
+    SpecOption,
+    UsageError,
+    VariationOption,
+    chosen_spec,
+    chosen_variation,
+)
 
 if TYPE_CHECKING:
     from conductor.rl.evaluation import Evaluation
@@ -33,6 +41,7 @@ def train(
             help="Every action takes 1 + U(-X, X) times its expected time (default 0.1).",
         ),
     ] = None,
+    variation: VariationOption = None,
     episodes: Annotated[
         int | None,
         typer.Option(
@@ -71,11 +80,12 @@ def train(
     from conductor.rl.config import CONFIGS
     from conductor.rl.device import check_device
     from conductor.rl.ppo import start_training
-    from conductor.variation import UniformNoise
+    from conductor.variation import NoVariation
 
     check_device(device)
     if resume is not None:
-        if any(option is not None for option in (preset, spec, noise, config, seed, episodes)):
+        given = (preset, spec, noise, variation, config, seed, episodes)
+        if any(option is not None for option in given):
             raise UsageError("--resume takes all settings from the file: leave the others out")
         training = load_checkpoint(resume, device=device)
         save = save or resume
@@ -84,9 +94,11 @@ def train(
             raise UsageError(
                 f"no configuration is named {config!r}; there are {', '.join(CONFIGS)}"
             )
+        if noise is None and variation is None:
+            noise = 0.1
         training = start_training(
             chosen_spec(preset, spec),
-            UniformNoise(0.1 if noise is None else noise),
+            chosen_variation(noise, variation) or NoVariation(),
             CONFIGS[config or "robust"],
             num_episodes=DEFAULT_EPISODES if episodes is None else episodes,
             seed=seed or 0,

@@ -74,3 +74,16 @@ def test_the_files_are_used_by_simulate_and_plan(capsys, table, tmp_path):
 
 def test_a_setting_without_effect_is_said(capsys, table):
     assert "--input-share has no effect" in run(capsys, "fit", table, "--input-share", "0.5")[2]
+
+
+@pytest.mark.slow
+def test_a_scheduler_trains_on_it_and_goes_on(capsys, table, tmp_path):
+    pytest.importorskip("torch")
+    model, file = tmp_path / "v.toml", tmp_path / "t.pt"
+    run(capsys, "fit", table, "--out", model, "--profile", tmp_path / "s.toml")
+    arguments = ("--spec", tmp_path / "s.toml", "--variation", model, "--episodes", "0", "--json")
+    code, out, _ = run(capsys, "train", *arguments, "--save", file)
+    assert code == 0
+    code, again, _ = run(capsys, "train", "--resume", file, "--json")
+    assert code == 0
+    assert json.loads(again)["evaluation"] == json.loads(out)["evaluation"]

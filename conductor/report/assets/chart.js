@@ -61,7 +61,8 @@ class Chart {
     steer(this.plot.over, report.view);
     this.plot.over.addEventListener("pointermove", (event) => this.hover(event));
     this.plot.over.addEventListener("pointerdown", (event) => this.hover(event));
-    this.plot.over.addEventListener("pointerleave", () => tip.hide());
+    // A finger leaves when it is lifted: what it found stays to be read.
+    this.plot.over.addEventListener("pointerleave", (event) => event.pointerType === "touch" || tip.hide());
     new ResizeObserver(() => this.resize()).observe(parent);
     new IntersectionObserver(([seen]) => {
       this.visible = seen.isIntersecting;
@@ -83,6 +84,8 @@ class Chart {
   }
 
   draw(ctx, box) {
+    // The page was moved to another screen, or its zoom changed.
+    if (this.report.theme.ratio !== devicePixelRatio) this.report.theme = readTheme();
     const { theme, shows } = this.report;
     const view = { min: this.plot.scales.x.min, max: this.plot.scales.x.max };
     if (!(view.max > view.min)) return;

@@ -86,6 +86,6 @@ function visibleIdle(entry, rank, view) {
 }
 
 function actionName(entry, i) {
-  const split = entry.splits > 1 ? `.${entry.split[i]}` : "";
+  const split = entry.split[i] ? `.${entry.split[i]}` : "";
   return `${entry.stage[i]}${PAGE.kinds[entry.kind[i]].letter}${entry.microbatch[i]}${split}`;
 }

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = (
     "conductor whatif job.parquet",
-    "conductor whatif profiler-traces/ --json",
+    "conductor whatif profiler-traces/ --draw",
     "conductor whatif job.parquet --profile job.toml --timeline job.json",
 )
 
@@ -57,6 +57,9 @@ def whatif(
         Path | None,
         typer.Option(metavar="FILE.json", help="Write the slowest step as a Perfetto trace."),
     ] = None,
+    draw: Annotated[
+        bool, typer.Option("--draw", help="Draw the slowest step of the replica that ends it.")
+    ] = False,
     json: JsonOption = False,
 ) -> None:
     """Where a job's time went, to whom, and what each remedy would give."""
@@ -90,6 +93,8 @@ def whatif(
         whole = found.graph.trace
         write_trace(whole.where(whole.steps == step), timeline)
         console.note(f"wrote step {step} to {timeline}")
+    if draw:
+        _draw(found, share, stderr=json)
     if json:
         console.print_json(_as_json(found, remedies))
     else:
@@ -172,6 +177,23 @@ def _print(found: WhatIf, remedies: Sequence[Remedy]) -> None:
     for remedy in sorted(remedies, key=lambda remedy: remedy.step_ms):
         table.add_row(remedy.name, f"{remedy.step_ms:.1f}", f"{100.0 * remedy.gain:+.1f} %")
     out.print(table)
+
+
+def _draw(found: WhatIf, input_share: float, *, stderr: bool) -> None:
+    import numpy as np
+
+    from conductor.cli import console
+    from conductor.ir.draw_timeline import draw_timeline
+    from conductor.whatif.profile import profile, traced_timeline
+
+    trace = found.graph.trace
+    step = max(found.by_step, key=found.by_step.__getitem__)
+    actions = trace.where(trace.is_action & (trace.steps == step))
+    dp_rank = int(actions.dp_ranks[np.argmax(actions.end_ms)])
+    times = traced_timeline(trace, profile(found.graph, input_share=input_share), step, dp_rank)
+    out = console.console(stderr=stderr)
+    out.print(f"step {step} of data-parallel rank {dp_rank}, as traced", style="bold")
+    out.print(console.coloured(draw_timeline(times, out.width)), soft_wrap=True)
 
 
 def blame(found: WhatIf) -> list[str]:

@@ -12,6 +12,7 @@ from conductor.problem.kind import Kind
 from conductor.problem.placement import PlacementName
 from conductor.problem.spec import PipelineSpec
 from conductor.simulator.simulate import timeline
+from conductor.simulator.timeline import Timeline
 from conductor.whatif.durations import own_durations
 from conductor.whatif.graph import Graph
 
@@ -25,7 +26,7 @@ def traced_schedule(trace: Trace, step: int | None = None, dp_rank: int | None =
 
     Args:
         trace: where it is from.
-        step: as the trace numbers it; None is the first.
+        step: as the trace numbers it; None is the first with as many actions as any.
         dp_rank: None is the first.
 
     Raises:
@@ -34,15 +35,14 @@ def traced_schedule(trace: Trace, step: int | None = None, dp_rank: int | None =
     chosen = one_step(trace, step, dp_rank)
     stage_ranks = np.zeros(trace.num_stages, np.int64)
     stage_ranks[trace.stages[trace.is_action]] = trace.ranks[trace.is_action]
-    rows = np.lexsort((chosen.end_ms, chosen.start_ms, chosen.ranks))
     try:
         schedule = Schedule.from_arrays(
             name="as traced",
             stage_ranks=stage_ranks.tolist(),
             num_microbatches=int(chosen.microbatches.max()) + 1,
-            kinds=chosen.operations[rows],
-            stages=chosen.stages[rows],
-            microbatches=chosen.microbatches[rows],
+            kinds=chosen.operations,
+            stages=chosen.stages,
+            microbatches=chosen.microbatches,
             rank_offsets=np.concatenate(
                 ([0], np.cumsum(np.bincount(chosen.ranks, minlength=trace.num_ranks)))
             ),
@@ -56,18 +56,35 @@ def traced_schedule(trace: Trace, step: int | None = None, dp_rank: int | None =
     return schedule
 
 
+def traced_timeline(trace: Trace, spec: PipelineSpec, step: int, dp_rank: int) -> Timeline:
+    """One step of one replica as it was.
+
+    Raises:
+        FormatError: it is not there or not whole.
+    """
+    actions = one_step(trace, step, dp_rank)
+    schedule = traced_schedule(trace, step, dp_rank)
+    return Timeline.measured(spec, schedule, actions.start_ms, actions.end_ms)
+
+
 def one_step(trace: Trace, step: int | None = None, dp_rank: int | None = None) -> Trace:
-    """The actions of one replica in one step.
+    """The actions of one replica in one step, in program order; None as in `traced_schedule`.
 
     Raises:
         FormatError: there are none.
     """
-    step = int(trace.steps.min()) if step is None else step
     dp_rank = int(trace.dp_ranks.min()) if dp_rank is None else dp_rank
-    chosen = trace.is_action & (trace.steps == step) & (trace.dp_ranks == dp_rank)
-    if not chosen.any():
-        raise FormatError(f"{trace.name}: no step {step} of data-parallel rank {dp_rank}")
-    return trace.where(chosen)
+    mine = trace.where(trace.is_action & (trace.dp_ranks == dp_rank))
+    if step is None and len(mine):
+        numbers, counts = np.unique(mine.steps, return_counts=True)
+        step = int(numbers[counts.argmax()])
+    chosen = mine.where(mine.steps == step)
+    if not len(chosen):
+        raise FormatError(
+            f"{trace.name}: no action of data-parallel rank {dp_rank}"
+            + ("" if step is None else f" in step {step}")
+        )
+    return chosen.where(np.lexsort((chosen.end_ms, chosen.start_ms, chosen.ranks)))
 
 
 def profile(

@@ -54,6 +54,14 @@ def test_the_table_names_causes_and_remedies(capsys, trace):
         assert word in out
 
 
+def test_the_slowest_step_is_drawn(capsys, trace):
+    code, out, _ = run(capsys, trace, "--draw")
+    assert code == 0
+    assert "step 0 of data-parallel rank 0, as traced" in out
+    (row,) = (line for line in out.splitlines() if line.startswith("rank 3 |"))
+    assert row.index("F0") < row.index("B0") < row.index("F1")
+
+
 def test_the_profile_plans(capsys, trace, tmp_path):
     code, _, err = run(capsys, trace, "--profile", tmp_path / "job.toml", "--json")
     assert code == 0

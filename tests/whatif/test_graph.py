@@ -4,13 +4,13 @@ import json
 
 import numpy as np
 import pytest
-from traces import trace_of, two_ranks
 
 from conductor.errors import FormatError
 from conductor.interop.straggler_trace import read_straggler_trace
 from conductor.ir.trace import Operation
 from conductor.whatif.durations import ideal_durations, own_durations
 from conductor.whatif.graph import build_graph
+from tests.whatif.traces import trace_of, two_ranks
 
 
 def test_waiting_is_not_part_of_a_transfer():

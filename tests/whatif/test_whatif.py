@@ -4,7 +4,6 @@ import json
 
 import numpy as np
 import pytest
-from traces import trace_of, two_ranks
 
 from conductor.errors import FormatError
 from conductor.interop.straggler_trace import OPTYPES, read_straggler_trace
@@ -12,11 +11,14 @@ from conductor.interop.timeline_json import trace_of_timeline
 from conductor.ir.trace import Operation
 from conductor.problem.spec import PipelineSpec
 from conductor.schedules.registry import build
+from conductor.simulator.program import encode
 from conductor.simulator.simulate import timeline
+from conductor.variation import UniformNoise
 from conductor.whatif.levers import lever_remedies
-from conductor.whatif.profile import profile, traced_schedule
+from conductor.whatif.profile import profile, traced_schedule, traced_timeline
 from conductor.whatif.receives import with_transfers
 from conductor.whatif.whatif import analyse, straggler_remedies
+from tests.whatif.traces import trace_of, two_ranks
 
 SPEC = PipelineSpec(
     num_ranks=4,
@@ -115,6 +117,21 @@ def test_levers_are_worth_what_the_simulator_says():
     assert remedies["equal stages in the traced order"].step_ms == pytest.approx(
         timeline(even, build("1f1b", even)).makespan_ms
     )
+
+
+def test_a_traced_step_is_the_timeline_it_was():
+    times = timeline(SPEC, build("1f1b", SPEC))
+    again = traced_timeline(trace_of_timeline(times), SPEC, 0, 0)
+    assert again.start_ms.tolist() == times.start_ms.tolist()
+    assert again.idle_ms == pytest.approx(times.idle_ms)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_steps_with_noise_are_replayed_exactly(seed):
+    order = build("zb-v", SPEC)
+    durations = UniformNoise(0.5).sample(encode(SPEC, order), 1, np.random.default_rng(seed))[0]
+    times = timeline(SPEC, order, durations)
+    assert analyse(trace_of_timeline(times)).replay_ms == pytest.approx([times.makespan_ms])
 
 
 def test_a_profile_of_one_replica():

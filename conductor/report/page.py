@@ -73,7 +73,8 @@ def page(
         "metrics": _table(entries),
         "meanings": _meanings(entries),
         "helps": (
-            '<button id="helps" aria-pressed="true" title="who helps whom (h)">migrations</button>'
+            '<button id="helps" aria-pressed="true" title="who helps whom (h); arrows where 600 or'
+            ' fewer are in view">migrations</button>'
             if any(entry.helps is not None for entry in entries)
             else ""
         ),

@@ -134,7 +134,7 @@ def check_tip(entry, name, index, heading, rows):
     assert rows["end"] == f"{end:.2f} ms"
     assert rows["duration"] == f"{end - start:.2f} ms"
     waited = float(drawn.idle_before_ms[index].sum())
-    assert rows["waited"].startswith(f"{waited:.2f} ms, " if waited else "not at all")
+    assert rows["waited"].startswith(f"{waited:.2f} ms for " if waited else "not at all")
 
 
 def test_hover_says_what_was_waited_for(show, zero_bubble):
@@ -142,7 +142,7 @@ def test_hover_says_what_was_waited_for(show, zero_bubble):
     point = point_of(page, place_of(zero_bubble, "1F0")[0])
     page.mouse.move(point["x"], point["y"])
     assert tip_of(page)[1]["waited"] == (
-        "10.40 ms, waits for the previous stage: 0F0 on rank 0, ended at 10.00 ms"
+        "10.40 ms for the previous stage: 0F0 on rank 0, ended at 10.00 ms"
     )
 
 

@@ -52,7 +52,7 @@ function describe(entry, thing) {
     const kind = PAGE.kinds[entry.kind[i]];
     const waits = waitsOf(entry, i).map((k) => {
       const length = entry.idleEnd[k] - entry.idleStart[k];
-      return ["waited", `${ms(length)}, ${whyIdle(entry, k)}`];
+      return ["waited", `${ms(length)} ${whyIdle(entry, k).replace("waits ", "")}`];
     });
     const helps = [];
     entry.helpAction?.forEach((action, help) => {

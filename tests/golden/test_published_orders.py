@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 import pytest
-from published import ORDERS, RECORDS, YARDSTICKS, Record, order_hash, order_of, spec_of
 
 from conductor.simulator.simulate import timeline
+from tests.golden.published import (
+    ORDERS,
+    RECORDS,
+    YARDSTICKS,
+    Record,
+    order_hash,
+    order_of,
+    spec_of,
+)
 
 pytestmark = pytest.mark.skipif(
     not RECORDS, reason="the published golden data is not beside this checkout"

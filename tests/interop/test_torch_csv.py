@@ -2,13 +2,13 @@
 
 import pytest
 from hypothesis import given
-from strategies import schedules
 
 from conductor.errors import FormatError
 from conductor.interop.torch_csv import read_torch_csv, write_torch_csv
 from conductor.ir.action import Action
 from conductor.ir.schedule import Schedule
 from conductor.problem.kind import Kind
+from tests.strategies import schedules
 
 
 @pytest.fixture

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import schedules
 
 from conductor.ir.action import Action
 from conductor.ir.draw_timeline import draw_timeline
 from conductor.ir.schedule import Schedule
+from tests.strategies import schedules
 
 
 @dataclass

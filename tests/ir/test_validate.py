@@ -6,7 +6,6 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import schedules
 
 from conductor.errors import DeadlockError, InvalidScheduleError, InvalidSpecError
 from conductor.ir.action import Action
@@ -15,6 +14,7 @@ from conductor.ir.validate import validate
 from conductor.problem.kind import Kind
 from conductor.problem.spec import PipelineSpec
 from conductor.simulator.program import encode
+from tests.strategies import schedules
 
 
 def schedule_of(*rows: str, stage_ranks=None, microbatches=2, splits=1) -> Schedule:

@@ -50,13 +50,12 @@ def fit(
         console.note(f"wrote the model to {out}")
     if profile is not None:
         from conductor.problem.spec_file import save_spec
-        from conductor.whatif.graph import build_graph
         from conductor.whatif.profile import INPUT_SHARE
         from conductor.whatif.profile import profile as make_profile
-        from conductor.whatif.receives import with_transfers
+        from conductor.whatif.receives import graph_of
 
         share = INPUT_SHARE if input_share is None else input_share
-        save_spec(make_profile(build_graph(with_transfers(seen)), input_share=share), profile)
+        save_spec(make_profile(graph_of(seen), input_share=share), profile)
         console.note(f"wrote the expected times to {profile}")
     elif input_share is not None:
         console.note("without --profile, --input-share has no effect")

@@ -82,13 +82,18 @@ def look_up(keys: Int64Array, rows: Int64Array, wanted: Int64Array) -> Int64Arra
     return np.where((keys[found] == wanted) & (wanted >= 0), rows[found], -1)
 
 
-def build_graph(trace: Trace) -> Graph:
+def build_graph(trace: Trace, *, in_order: bool = True) -> Graph:
     """Finds what every operation waits for.
 
     A rank's actions run in the order of their starts. Sends and receives of either direction are four
     more sequences. A receive precedes its action and follows the action before that one; a send follows
     its action; both wait for each other. Collectives wait for all their ranks. The weights of a stage
     are gathered before its first forward; the rest of the step follows the rank's last action.
+
+    Args:
+        trace: with its transfers.
+        in_order: whether each of a rank's sends, or receives, waits for the one before it. Where that
+            makes a circle it does not, which is noted.
 
     Raises:
         FormatError: operations wait for each other in a circle.
@@ -112,7 +117,8 @@ def build_graph(trace: Trace) -> Graph:
     ):  # fmt: skip
         mine = np.flatnonzero(kind == operation)
         mine = mine[np.lexsort((trace.start_ms[mine], worker[mine]))]
-        _chain(mine, worker, inputs, 0)
+        if in_order:
+            _chain(mine, worker, inputs, 0)
         backward = int(operation >= Operation.BACKWARD_SEND)
         action = look_up(key_of_action, starts_flow, 2 * micro[mine] + backward)
         if operation in (Operation.FORWARD_SEND, Operation.BACKWARD_SEND):
@@ -126,6 +132,9 @@ def build_graph(trace: Trace) -> Graph:
 
     groups = _groups(trace, step, worker)
     order, reached = group_order(groups, inputs, int(groups.max()) + 1)
+    if reached < len(order) and in_order:
+        note = "transfers between two ranks overtake each other: their order is not kept"
+        return build_graph(trace.noted(note), in_order=False)
     if reached < len(order):
         raise FormatError(
             f"{trace.name}: operations wait for each other in a circle; do the ranks' clocks agree?"

@@ -9,13 +9,22 @@ import numpy as np
 
 from conductor.ir.schedule import Int64Array
 from conductor.ir.trace import Operation, Trace
-from conductor.whatif.graph import look_up, numbers
+from conductor.whatif.graph import Graph, build_graph, look_up, numbers
 
 
 def has_transfers(trace: Trace) -> bool:
     """Whether sends or receives were recorded."""
     kinds = trace.operations
     return bool(((kinds >= Operation.FORWARD_SEND) & (kinds <= Operation.BACKWARD_RECV)).any())
+
+
+def graph_of(trace: Trace) -> Graph:
+    """The dependencies of a trace, with transfers in any order where it records none.
+
+    Raises:
+        FormatError: operations wait for each other in a circle.
+    """
+    return build_graph(with_transfers(trace), in_order=has_transfers(trace))
 
 
 def with_transfers(trace: Trace) -> Trace:

@@ -10,8 +10,8 @@ import numpy.typing as npt
 from conductor.ir.schedule import BoolArray, FloatArray
 from conductor.ir.trace import COMPUTE, LABELS, Operation, Trace
 from conductor.whatif.durations import ideal_durations, own_durations
-from conductor.whatif.graph import Graph, build_graph
-from conductor.whatif.receives import with_transfers
+from conductor.whatif.graph import Graph
+from conductor.whatif.receives import graph_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +102,7 @@ def analyse(trace: Trace) -> WhatIf:
 
     Source: the method of arXiv 2505.05713.
     """
-    graph = build_graph(with_transfers(trace))
+    graph = graph_of(trace)
     trace = graph.trace
     own = own_durations(graph)
     ideal = ideal_durations(graph, own)

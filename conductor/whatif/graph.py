@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -192,25 +191,28 @@ def _groups(trace: Trace, step: Int64Array, worker: Int64Array) -> Int64Array:
     starts = np.flatnonzero(np.diff(same, prepend=-1))
     nth = np.empty(n, np.int64)
     nth[by] = np.arange(n) - np.repeat(starts, np.diff(starts, append=n))
-    alone = np.arange(n)
-    none = np.zeros(n, np.int64)
-    columns = np.stack((np.full(n, len(Operation), np.int64), alone, none, none, none))
-    keys: tuple[tuple[Operation, tuple[npt.NDArray[Any], ...]], ...] = (
-        (Operation.PARAMS_ALL_GATHER, (step, trace.ranks, trace.stages, nth)),
-        (Operation.GRADS_REDUCE_SCATTER, (step, trace.ranks, trace.stages, nth)),
-        (Operation.EMBEDDING_GRADS_ALL_REDUCE, (step, trace.dp_ranks, none, nth)),
-        (Operation.OPTIMIZER_CLIP, (step, none, none, nth)),
-        # A transfer is named after the stage that it comes from.
-        (Operation.FORWARD_SEND, (step, trace.dp_ranks, trace.stages, trace.microbatches)),
-        (Operation.FORWARD_RECV, (step, trace.dp_ranks, trace.stages - 1, trace.microbatches)),
-        (Operation.BACKWARD_SEND, (step, trace.dp_ranks, trace.stages, trace.microbatches)),
-        (Operation.BACKWARD_RECV, (step, trace.dp_ranks, trace.stages + 1, trace.microbatches)),
-    )
-    for operation, parts in keys:
-        mine = kind == operation
-        is_recv = operation in (Operation.FORWARD_RECV, Operation.BACKWARD_RECV)
-        columns[0, mine] = operation - is_recv
-        for row, part in enumerate(parts, 1):
-            columns[row, mine] = part[mine]
-    groups: Int64Array = np.unique(numbers(*(columns + 1)), return_inverse=True)[1]
-    return groups
+    stages, replica = trace.stages, (step, trace.dp_ranks)
+    # A transfer is named after the stage that it comes from.
+    forward = np.where(kind == Operation.FORWARD_RECV, stages - 1, stages)
+    backward = np.where(kind == Operation.BACKWARD_RECV, stages + 1, stages)
+    groups = np.arange(n)
+    for operations, key in (
+        ((Operation.PARAMS_ALL_GATHER,), (step, trace.ranks, stages + 1, nth)),
+        ((Operation.GRADS_REDUCE_SCATTER,), (step, trace.ranks, stages + 1, nth)),
+        ((Operation.EMBEDDING_GRADS_ALL_REDUCE,), (*replica, nth)),
+        ((Operation.OPTIMIZER_CLIP,), (step, nth)),
+        (
+            (Operation.FORWARD_SEND, Operation.FORWARD_RECV),
+            (*replica, forward, trace.microbatches),
+        ),
+        (
+            (Operation.BACKWARD_SEND, Operation.BACKWARD_RECV),
+            (*replica, backward, trace.microbatches),
+        ),
+    ):
+        mine = np.flatnonzero(np.isin(kind, operations))
+        names = numbers(*(column[mine] for column in key))
+        mine, names = mine[names >= 0], names[names >= 0]
+        _, first, member = np.unique(names, return_index=True, return_inverse=True)
+        groups[mine] = mine[first][member]
+    return np.unique(groups, return_inverse=True)[1]

@@ -38,9 +38,9 @@ class Fit:
         variation: turns the trace's mean durations into durations like the traced ones.
         levels: by direction (forward, backward) and term: standard deviation of the logarithm; that of the
             stages among median replicas, that of the ranks from the median replica.
+        shares: by direction and term: share of the variance of the logarithm.
         slowest: direction, replica, stage and factor of the rank that is farthest above its stage's
             median replica.
-        shares: by direction and term: share of the variance of the logarithm.
         correlation_error: greatest difference between samples and trace in the correlation of two
             (direction, stage) pairs over micro-batches, steps and replicas.
         quantile_errors: greatest relative difference of the median, the 90 % and the 99 % quantile.
@@ -66,58 +66,44 @@ def fit(trace: Trace, *, seed: int = 0) -> Fit:
     part is what all stages feel; what only some do counts as their own.
 
     Args:
-        trace: with at least two micro-batches; steps or replicas that miss an action are left out.
+        trace: with at least two micro-batches; steps that miss an action are left out.
         seed: of the samples that the errors are measured on.
 
     Raises:
         FormatError: no step is whole.
     """
-    table = durations(trace)
+    table, numbers = durations(trace)
     means = table.mean(axis=(2, 3, 4), keepdims=True)
-    usual = np.median(table.mean(axis=(2, 4), keepdims=True), axis=3, keepdims=True)
     left = table / means
     ranks = _shrunk(left.mean(axis=(2, 4), keepdims=True), left, axes=(2, 4))
     left = left / ranks
-    steps, step_factor = _steps(left, np.unique(trace.steps))
+    steps, step_factor = _steps(left, numbers)
     left = left / steps
-    microbatches, own = _microbatches(left)
+    microbatches, noise = _microbatches(left)
     parts: list[Factor] = []
     if np.abs(ranks - 1.0).max() > _NEAR_1:
         factors = np.swapaxes(ranks[:, :, 0, :, 0], 1, 2).round(6).tolist()
         parts.append(TracedReplicas(forward=_rows(factors[0]), backward=_rows(factors[1])))
-    if any(step_factor.forward) or any(step_factor.backward):  # type: ignore[arg-type]  # tuples here
+    if steps.min() < steps.max():
         parts.append(step_factor)
     # Own noise comes last: what it draws depends on the number of stages, and all before stays paired.
-    parts += [microbatches, LognormalNoise(forward=own[0], backward=own[1])]
-    variation = Product(tuple(parts))
+    variation = Product((*parts, microbatches, noise))
 
-    further = (microbatches.forward[1:], microbatches.backward[1:])
-    levels = {
-        name: {
-            "stage": float(np.log(usual[k]).std()),
-            "rank": float(np.sqrt(np.mean(np.log(ranks[k] * means[k] / usual[k]) ** 2))),
-            "step": float(np.log(steps[k]).std()),
-            "micro-batch": 0.0,
-            # The further quantities of a micro-batch, which stages feel apart, are their own here.
-            "own": float(np.sqrt(np.mean(np.square([own[k], *further[k]]).sum(axis=0)))),
-        }
-        for k, name in enumerate(DIRECTIONS)
-    }
-    for k, name in enumerate(DIRECTIONS):
-        inside = float(np.log(left[k]).var(axis=(1, 2, 3)).mean())
-        levels[name]["micro-batch"] = max(0.0, inside - levels[name]["own"] ** 2) ** 0.5
-    shares = {}
-    for name, by_term in levels.items():
-        whole = sum(value**2 for value in by_term.values()) or 1.0
-        shares[name] = {term: value**2 / whole for term, value in by_term.items()}
+    usual = np.median(table.mean(axis=(2, 4), keepdims=True), axis=3, keepdims=True)
     over = ranks * means / usual
     direction, stage, _, replica, _ = np.unravel_index(int(np.argmax(over)), over.shape)
-    samples = _samples(variation, means[:, :, 0, 0, 0], table.shape[4], seed)
+    levels = {
+        name: _levels(usual[k], over[k], steps[k], left[k], own)
+        for k, (name, own) in enumerate(zip(DIRECTIONS, _own(microbatches, noise), strict=True))
+    }
     traced = table.reshape(2 * table.shape[1], -1)
+    samples = _samples(variation, means[:, :, 0, 0, 0], table.shape[4], seed)
+    ratios = np.quantile(samples, QUANTILES, axis=1) / np.quantile(traced, QUANTILES, axis=1)
+    errors = np.abs(ratios - 1.0).max(axis=1).tolist()
     return Fit(
         variation=variation,
         levels=levels,
-        shares=shares,
+        shares={name: _shares(by_term) for name, by_term in levels.items()},
         slowest=(
             DIRECTIONS[direction],
             int(np.unique(trace.dp_ranks)[replica]),
@@ -125,19 +111,45 @@ def fit(trace: Trace, *, seed: int = 0) -> Fit:
             float(over.max()),
         ),
         correlation_error=_correlation_error(traced, samples),
-        quantile_errors={
-            q: float(
-                np.abs(np.quantile(samples, q, axis=1) / np.quantile(traced, q, axis=1) - 1).max()
-            )
-            for q in QUANTILES
-        },
+        quantile_errors=dict(zip(QUANTILES, errors, strict=True)),
         distance=max(map(_distance, traced, samples)),
         num_microbatches=traced.shape[1],
     )
 
 
-def durations(trace: Trace) -> FloatArray:
-    """Durations by direction (forward, backward), stage, step, replica and micro-batch.
+def _own(microbatches: TracedMicrobatches, noise: LognormalNoise) -> tuple[FloatArray, FloatArray]:
+    """Spread of each stage's own, by direction: noise, and what only some stages feel of a micro-batch."""
+    further = (microbatches.forward[1:], microbatches.backward[1:])
+    levels = (noise.forward, noise.backward)
+    forward, backward = (
+        np.sqrt(np.square([own, *loads]).sum(axis=0))
+        for own, loads in zip(levels, further, strict=True)
+    )
+    return forward, backward
+
+
+def _levels(
+    usual: FloatArray, over: FloatArray, steps: FloatArray, left: FloatArray, own: FloatArray
+) -> dict[str, float]:
+    """Standard deviation of the logarithm by term, of one direction."""
+    of_own = float(np.sqrt(np.mean(own**2)))
+    inside = float(np.log(left).var(axis=(1, 2, 3)).mean())
+    return {
+        "stage": float(np.log(usual).std()),
+        "rank": float(np.sqrt(np.mean(np.log(over) ** 2))),
+        "step": float(np.log(steps).std()),
+        "micro-batch": max(0.0, inside - of_own**2) ** 0.5,
+        "own": of_own,
+    }
+
+
+def _shares(levels: dict[str, float]) -> dict[str, float]:
+    whole = sum(level**2 for level in levels.values()) or 1.0
+    return {term: level**2 / whole for term, level in levels.items()}
+
+
+def durations(trace: Trace) -> tuple[FloatArray, Int64Array]:
+    """Durations by direction (forward, backward), stage, step, replica and micro-batch; and the steps.
 
     A split backward counts as one. Steps in which some replica misses an action are left out.
 
@@ -147,7 +159,7 @@ def durations(trace: Trace) -> FloatArray:
     mine = trace.where(trace.is_action & (trace.duration_ms > 0.0))
     if not len(mine):
         raise FormatError(f"{trace.name}: no action takes any time")
-    step = np.unique(mine.steps, return_inverse=True)[1]
+    numbers, step = np.unique(mine.steps, return_inverse=True)
     replica = np.unique(mine.dp_ranks, return_inverse=True)[1]
     backward = (mine.operations != Operation.FORWARD).astype(np.int64)
     shape = (
@@ -159,7 +171,7 @@ def durations(trace: Trace) -> FloatArray:
     whole = (table > 0.0).all(axis=(0, 1, 3, 4))
     if not whole.any():
         raise FormatError(f"{trace.name}: no step has every action of every replica")
-    return np.ascontiguousarray(table[:, :, whole])
+    return np.ascontiguousarray(table[:, :, whole]), numbers[whole]
 
 
 def _shrunk(means: FloatArray, values: FloatArray, axes: tuple[int, ...]) -> FloatArray:
@@ -184,7 +196,7 @@ def _steps(left: FloatArray, numbers: Int64Array) -> tuple[FloatArray, StepFacto
     load = load * max(0.0, 1.0 - chance * num_steps / sizes[0] ** 2 if sizes[0] else 0.0) ** 0.5
     sign = -1.0 if load.sum() < 0.0 else 1.0
     by_place = (sign * load).round(6).reshape(2, num_stages).tolist()
-    next_to = np.flatnonzero(np.diff(numbers[:num_steps]) == 1)
+    next_to = np.flatnonzero(np.diff(numbers) == 1)
     correlation = float(np.mean(x[next_to] * x[next_to + 1])) if len(next_to) >= 3 else 0.0
     model = StepFactor(
         forward=tuple(by_place[0]),
@@ -195,8 +207,8 @@ def _steps(left: FloatArray, numbers: Int64Array) -> tuple[FloatArray, StepFacto
     return factors, model
 
 
-def _microbatches(left: FloatArray) -> tuple[TracedMicrobatches, list[tuple[float, ...]]]:
-    """The shared part of micro-batches, and own noise by direction and stage."""
+def _microbatches(left: FloatArray) -> tuple[TracedMicrobatches, LognormalNoise]:
+    """The shared part of micro-batches, and own noise."""
     num_stages = left.shape[1]
     rows = left.reshape(2 * num_stages, -1)
     rows = rows - rows.mean(axis=1, keepdims=True)
@@ -225,7 +237,7 @@ def _microbatches(left: FloatArray) -> tuple[TracedMicrobatches, list[tuple[floa
             forward=_rows(by_part[:, 0].tolist()),
             backward=_rows(by_part[:, 1].tolist()),
         ),
-        [tuple(level) for level in own],
+        LognormalNoise(forward=tuple(own[0]), backward=tuple(own[1])),
     )
 
 

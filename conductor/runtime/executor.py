@@ -96,7 +96,9 @@ class ConductorSchedule:
         self._announced: dict[int, AnnouncedLink] = {}
         self._ordered: dict[int, OrderedLink] = {}
         self._prepared: tuple[int, bool] | None = None
-        self._num_steps, self._num_accumulated = first_step, 0
+        self._num_steps, self._num_accumulated, self._microbatches = first_step, 0, 0
+        self._forward_ns: float | None = None
+        self._schedule: Schedule | None = None
         self._failed = False
         self.times: StepTimes | None = None
         self.set_plan(plan, n_microbatches)
@@ -105,6 +107,7 @@ class ConductorSchedule:
     @property
     def plan(self) -> Schedule:
         """The plan in force."""
+        assert self._schedule is not None
         return self._schedule
 
     @property
@@ -124,24 +127,19 @@ class ConductorSchedule:
             InvalidScheduleError: the plan is not valid, or places the stages otherwise.
             RankError: other ranks were given another plan.
         """
-        self._agree(plan, n_microbatches)
         validate(plan)
         if n_microbatches not in (None, plan.num_microbatches):
             raise InvalidScheduleError(
                 f"{plan.name} has {plan.num_microbatches} micro-batches, not {n_microbatches}"
             )
-        here = sorted(s for s, rank in enumerate(plan.stage_ranks) if rank == self.rank)
-        if here != sorted(self._stages) or plan.num_ranks != len(self._global_ranks):
-            raise InvalidScheduleError(
-                f"{plan.name} puts stages {here} on rank {self.rank} of {plan.num_ranks}, but it"
-                f" holds stages {sorted(self._stages)} of {len(self._global_ranks)} ranks"
-            )
+        self._agree(plan)
         self._schedule = plan
         self._rank_plans: dict[bool, RankPlan] = {
             has_backward: rank_plan(plan, self.rank, self._spec, forward_only=not has_backward)
             for has_backward in (True, False)
         }
         self._planned_gaps = self._find_gaps(plan) if self._mode == "ready-first" else None
+        self.times = None
 
     def set_pace(self, pace: Pace | None) -> None:
         """Changes how long actions take at least, from the next step on."""
@@ -189,10 +187,11 @@ class ConductorSchedule:
             args, kwargs, target, losses, return_outputs, has_backward=self._loss_fn is not None
         )
         self._num_accumulated += 1
+        self._microbatches += self.plan.num_microbatches
         if self._num_accumulated == self._accumulation_steps:
-            self._num_accumulated = 0
             if self._scale_grads and self._loss_fn is not None:
-                self._scale(self._schedule.num_microbatches * self._accumulation_steps)
+                self._scale(self._microbatches)
+            self._num_accumulated = self._microbatches = 0
         return outputs
 
     def eval(
@@ -221,7 +220,14 @@ class ConductorSchedule:
         starts = np.concatenate([start for start, _ in rows])
         ends = np.concatenate([end for _, end in rows])
         first = starts.min()
-        return Timeline.measured(spec, self._schedule, (starts - first) / 1e6, (ends - first) / 1e6)
+        return Timeline.measured(spec, self.plan, (starts - first) / 1e6, (ends - first) / 1e6)
+
+    def close(self) -> None:
+        """Ends the links and their threads; no step can follow. Not needed at the end of a program."""
+        for link in self._announced.values():
+            link.close()
+        self._outgoing, self._announced, self._ordered = {}, {}, {}
+        self._failed = True
 
     def barrier(self) -> None:
         """Waits for all ranks."""
@@ -238,8 +244,8 @@ class ConductorSchedule:
         has_backward: bool,
     ) -> Any:
         if self._failed:
-            raise RankError(f"rank {self.rank} has failed in an earlier step")
-        count = self._schedule.num_microbatches
+            raise RankError(f"rank {self.rank} has failed in an earlier step, or was closed")
+        count = self.plan.num_microbatches
         number, self._num_steps = self._num_steps, self._num_steps + 1
         step = None
         try:
@@ -252,8 +258,8 @@ class ConductorSchedule:
             doing = f"prepares step {number}" if step is None else step.describe()
             raise self._alarm.report_error(error, doing, self._abort_links) from error
         if has_backward:
-            self.times = step.times
-        if self._schedule.stage_ranks[-1] != self.rank:
+            self._keep(step.times)
+        if self.plan.stage_ranks[-1] != self.rank:
             return None
         if losses is not None:
             losses[:] = [step.losses[m] for m in sorted(step.losses)]
@@ -271,7 +277,7 @@ class ConductorSchedule:
         return Step(
             number=number,
             plan=plan,
-            stage_ranks=self._schedule.stage_ranks,
+            stage_ranks=self.plan.stage_ranks,
             stages=self._stages,
             batch=batch,
             loss_fn=self._loss_fn,
@@ -308,12 +314,12 @@ class ConductorSchedule:
         """Lags of the links and times of this rank's actions, where a pace is set."""
         if self._pace is None:
             return {}, None
-        targets: FloatArray = self._pace.targets_ms(self._schedule, number)
-        own = slice(*self._schedule.rank_offsets[self.rank : self.rank + 2].tolist())
+        targets: FloatArray = self._pace.targets_ms(self.plan, number)
+        own = slice(*self.plan.rank_offsets[self.rank : self.rank + 2].tolist())
         kept = targets[own]
         if not has_backward:
-            kept = kept[self._schedule.kinds[own] == Kind.F]
-        return self._pace.lag_ms(self._schedule), (kept * 1e6).astype(np.int64).tolist()
+            kept = kept[self.plan.kinds[own] == Kind.F]
+        return self._pace.lag_ms(self.plan), (kept * 1e6).astype(np.int64).tolist()
 
     def _patience_ns(self, plan: RankPlan) -> list[int] | None:
         """How long each action may keep the rank waiting: as the plan expects, and a share of a forward.
@@ -323,14 +329,20 @@ class ConductorSchedule:
         """
         if self._mode == "static":
             return None
-        if self.times is None or len(self.times.start_ns) != len(plan.actions):
+        if self._forward_ns is None or plan is not self._rank_plans[True]:
             return [0] * len(plan.actions)
-        is_forward = np.array([action.kind is Kind.F for action in plan.actions])
-        measured_ns = np.subtract(self.times.end_ns, self.times.start_ns)[is_forward].mean()
         assert self._planned_gaps is not None
         gaps, forward = self._planned_gaps
-        waits: list[int] = ((gaps / forward + self._patience) * measured_ns).astype(int).tolist()
+        waits: list[int] = (
+            ((gaps / forward + self._patience) * self._forward_ns).astype(int).tolist()
+        )
         return waits
+
+    def _keep(self, times: StepTimes) -> None:
+        """Keeps what a training step measured."""
+        self.times = times
+        is_forward = np.array([action.kind is Kind.F for action in self.actions])
+        self._forward_ns = float(np.subtract(times.end_ns, times.start_ns)[is_forward].mean())
 
     def _find_gaps(self, plan: Schedule) -> tuple[FloatArray, float]:
         """Idle time that the plan expects before each action of this rank, and its mean forward."""
@@ -348,27 +360,39 @@ class ConductorSchedule:
                 if parameter.grad is not None:
                     parameter.grad.div_(divisor)
 
-    def _agree(self, plan: Schedule, n_microbatches: int | None) -> None:
-        """Refuses plans, settings or versions that differ between ranks."""
+    def _agree(self, plan: Schedule) -> None:
+        """Refuses, on every rank, plans, settings or versions that differ, and stages elsewhere."""
         mine = {
             "plan": plan_hash(plan),
-            "number of micro-batches": n_microbatches,
             "mode": self._mode,
             "accumulation_steps": self._accumulation_steps,
             "version of torch": torch.__version__,
         }
-        everyone = gather(mine, self.group)
+        everyone = gather((mine, self._misplaced(plan)), self.group)
         for what in mine:
-            values = [theirs[what] for theirs in everyone]
+            values = [settings[what] for settings, _ in everyone]
             for rank, value in enumerate(values):
                 if value != values[0]:
                     raise RankError(
                         f"the ranks differ in their {what}: rank 0 has {values[0]}, rank {rank} has"
                         f" {value}"
                     )
+        for _, problem in everyone:
+            if problem is not None:
+                raise InvalidScheduleError(problem)
+
+    def _misplaced(self, plan: Schedule) -> str | None:
+        """How a plan's placement differs from this rank's stages."""
+        here = sorted(s for s, rank in enumerate(plan.stage_ranks) if rank == self.rank)
+        if here != sorted(self._stages) or plan.num_ranks != len(self._global_ranks):
+            return (
+                f"{plan.name} puts stages {here} on rank {self.rank} of {plan.num_ranks}, but it"
+                f" holds stages {sorted(self._stages)} of {len(self._global_ranks)} ranks"
+            )
+        return None
 
     def _open_links(self, name: str) -> None:
-        for sender, receiver in links_of(self._schedule.stage_ranks, self.rank):
+        for sender, receiver in links_of(self.plan.stage_ranks, self.rank):
             group = torch_shim.pair_group(
                 f"{name}/{sender}-{receiver}", int(receiver == self.rank), self._timeout_s
             )

@@ -147,7 +147,7 @@ class AnnouncedLink:
 
     def __init__(self, group: Any, sender: int, inbox: Inbox) -> None:
         self._group, self._sender, self._inbox = group, sender, inbox
-        self._orders: SimpleQueue[tuple[int, dict[int, float]]] = SimpleQueue()
+        self._orders: SimpleQueue[tuple[int, dict[int, float]] | None] = SimpleQueue()
         name = f"conductor-from-{sender}"
         threading.Thread(target=self._run, name=name, daemon=True).start()
 
@@ -155,10 +155,14 @@ class AnnouncedLink:
         """Receive this many messages; each is held back for the lag of its link, by the lower stage."""
         self._orders.put((count, lag_ms))
 
+    def close(self) -> None:
+        """Ends the thread once it has received what it expects."""
+        self._orders.put(None)
+
     def _run(self) -> None:
         try:
-            while True:
-                count, lag_ms = self._orders.get()
+            while (order := self._orders.get()) is not None:
+                count, lag_ms = order
                 for _ in range(count):
                     self._inbox.put(self._receive(lag_ms))
         except Exception as error:  # of any kind: the rank's main thread must hear of it

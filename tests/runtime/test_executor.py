@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from conductor.errors import InvalidScheduleError, RankError
 from conductor.ir.schedule import Schedule
 from conductor.problem.spec import PipelineSpec
 from conductor.runtime.executor import ConductorSchedule
@@ -168,6 +169,31 @@ def test_a_send_never_waits_for_the_turn_of_the_receiver():
         rows, name="far ahead", stage_ranks=plan.stage_ranks, num_microbatches=count
     )
     assert_exact([plan])
+
+
+def refuse(rank, plan, other):
+    schedule = ConductorSchedule(
+        stages_of(network(plan.num_stages), plan, rank), plan.num_microbatches, plan=plan,
+        mode="ready-first", timeout_s=60,
+    )  # fmt: skip
+    try:
+        schedule.set_plan(other)
+    except InvalidScheduleError as error:
+        schedule.close()
+        try:
+            schedule.eval()
+        except RankError as closed:
+            return str(error), str(closed)
+    return None
+
+
+def test_a_plan_that_places_the_stages_otherwise_is_refused_everywhere():
+    plan, other = build("zb-1p", spec_of(2, 4)), split_gpipe((1, 0), 4)
+    for error, closed in run_ranks(refuse, 2, plan, other):
+        assert error == (
+            "split-gpipe puts stages [1] on rank 0 of 2, but it holds stages [0] of 2 ranks"
+        )
+        assert "was closed" in closed
 
 
 def accumulate(rank, plan):

@@ -89,8 +89,8 @@ class _Rank:
 def read_kineto(paths: Sequence[str | Path], *, on_progress: Progress | None = None) -> Trace:
     """Reads the profiler traces of a pipeline's ranks.
 
-    The n-th range of an action is that of step n. Ranks whose clocks do not meet are set to start their
-    steps together, which is said.
+    The n-th range of an action is that of step n. Files with the same stages are of data-parallel ranks.
+    Ranks whose clocks do not meet are set to start their steps together, which is said.
 
     Args:
         paths: one file a rank; the file or its name says which (`"rank": 2` or `rank2`), or else the
@@ -174,26 +174,30 @@ def _action(name: str) -> Action | None:
     return None
 
 
-def _trace(path: Path, ranks: Sequence[_Rank], notes: list[str]) -> Trace:
-    if [rank.rank for rank in ranks] != list(range(len(ranks))):
-        named = ", ".join(str(rank.rank) for rank in ranks)
-        notes.append(f"ranks {named} are taken for the pipeline's ranks 0 to {len(ranks) - 1}")
-    rows: list[tuple[int, int, int, int, int]] = []
+def _trace(path: Path, files: Sequence[_Rank], notes: list[str]) -> Trace:
+    places = _places(files)
+    num_ranks = 1 + max(rank for rank, _ in places)
+    if [file.rank for file in files] != list(range(len(files))):
+        named = ", ".join(
+            f"{file.rank} as {rank}" for file, (rank, _) in zip(files, places, strict=True)
+        )
+        notes.append(f"pipeline ranks are told by their stages, or the order of the files: {named}")
+    rows: list[tuple[int, int, int, int, int, int]] = []
     times: list[tuple[float, float]] = []
-    for rank, of_rank in enumerate(ranks):
+    for (rank, replica), file in zip(places, files, strict=True):
         seen: dict[Action, int] = defaultdict(int)
-        for each in of_rank.ranges():
+        for each in file.ranges():
             stage, kind, microbatch = each.action
-            rows.append(
-                (seen[each.action], rank, rank if stage is None else stage, microbatch, kind)
-            )
+            stage = rank if stage is None else stage
+            rows.append((seen[each.action], replica, rank, stage, microbatch, kind))
             times.append((each.start, each.end))
             seen[each.action] += 1
-    step, rank_of, stage_of, microbatch_of, kind_of = np.array(rows, np.int64).T
+    step, replica_of, rank_of, stage_of, microbatch_of, kind_of = np.array(rows, np.int64).T
     clock = np.array(times) / 1000.0
-    if _clocks_disagree(step, rank_of, clock):
+    worker = replica_of * num_ranks + rank_of
+    if _clocks_disagree(step, worker, clock):
         notes.append("the ranks' clocks disagree: each rank's step is taken to start at 0")
-        group = step * len(ranks) + rank_of
+        group = step * len(files) + worker
     else:
         group = step
     first = np.full(int(group.max()) + 1, np.inf)
@@ -201,7 +205,7 @@ def _trace(path: Path, ranks: Sequence[_Rank], notes: list[str]) -> Trace:
     return Trace(
         name=path.name.removesuffix(".gz").removesuffix(".json"),
         steps=step,
-        dp_ranks=np.zeros(len(step), np.int32),
+        dp_ranks=replica_of.astype(np.int32),
         ranks=rank_of.astype(np.int32),
         stages=stage_of.astype(np.int32),
         microbatches=microbatch_of.astype(np.int32),
@@ -212,10 +216,27 @@ def _trace(path: Path, ranks: Sequence[_Rank], notes: list[str]) -> Trace:
     ).checked()
 
 
-def _clocks_disagree(step: Int64Array, rank: Int64Array, clock: FloatArray) -> bool:
+def _places(files: Sequence[_Rank]) -> list[tuple[int, int]]:
+    """Pipeline rank and data-parallel rank of each file.
+
+    Files with the same stages are of data-parallel ranks; where ranges name no stage, each file is one
+    pipeline rank.
+    """
+    places: list[tuple[int, int]] = []
+    ranks: dict[object, int] = {}
+    replicas: dict[object, int] = defaultdict(int)
+    for number, file in enumerate(files):
+        stages = frozenset(each.action[0] for each in (file.device or file.host))
+        key = number if None in stages else stages
+        places.append((ranks.setdefault(key, len(ranks)), replicas[key]))
+        replicas[key] += 1
+    return places
+
+
+def _clocks_disagree(step: Int64Array, worker: Int64Array, clock: FloatArray) -> bool:
     """Whether some rank ends its first step before another one begins it."""
     mine = step == 0
-    ranks = np.unique(rank)
-    begins = [clock[mine & (rank == r), 0].min(initial=np.inf) for r in ranks]
-    ends = [clock[mine & (rank == r), 1].max(initial=-np.inf) for r in ranks]
+    workers = np.unique(worker)
+    begins = [clock[mine & (worker == w), 0].min(initial=np.inf) for w in workers]
+    ends = [clock[mine & (worker == w), 1].max(initial=-np.inf) for w in workers]
     return bool(max(begins) > min(ends))

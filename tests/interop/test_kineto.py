@@ -73,6 +73,19 @@ def test_gpipe_s_ranges_name_no_stage(tmp_path):
     ]  # fmt: skip
 
 
+def test_files_with_the_same_stages_are_of_data_parallel_ranks(tmp_path):
+    # Global ranks 0, 1 hold stages 0 and 2, ranks 2, 3 stages 1 and 3.
+    for rank, stages in enumerate(((0, 2), (0, 2), (1, 3), (1, 3))):
+        events = [span(f"PP:{s}F0", 10.0 * s + rank, 5.0) for s in stages]
+        write(tmp_path / f"{rank}.json", events, distributedInfo={"rank": rank})
+    trace = read_trace(tmp_path)
+    assert trace.notes == ()
+    columns = (trace.dp_ranks, trace.ranks, trace.stages)
+    assert sorted(zip(*(column.tolist() for column in columns), strict=True)) == [
+        (0, 0, 0), (0, 0, 2), (0, 1, 1), (0, 1, 3), (1, 0, 0), (1, 0, 2), (1, 1, 1), (1, 1, 3)
+    ]  # fmt: skip
+
+
 def test_the_device_says_when_it_ran(tmp_path):
     events = [span("PP:0F0", 0.0, 5.0), span("PP:0F0", 100.0, 7.0, "gpu_user_annotation", 20)]
     trace = read_trace(write(tmp_path / "t.json", events))

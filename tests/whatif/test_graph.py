@@ -4,13 +4,28 @@ import json
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from conductor.errors import FormatError
 from conductor.interop.straggler_trace import read_straggler_trace
+from conductor.interop.timeline_json import trace_of_timeline
 from conductor.ir.trace import Operation
+from conductor.problem.spec import PipelineSpec
+from conductor.schedules.registry import build
+from conductor.simulator.program import encode
+from conductor.simulator.simulate import timeline
+from conductor.variation import UniformNoise
 from conductor.whatif.durations import ideal_durations, own_durations
 from conductor.whatif.graph import build_graph
+from conductor.whatif.receives import graph_of
 from tests.whatif.traces import trace_of, two_ranks
+
+
+SPEC = PipelineSpec(
+    num_ranks=3, num_microbatches=4, forward_ms=3.0, backward_input_ms=3.0, backward_weight_ms=2.0,
+    transfer_ms=0.5,
+)  # fmt: skip
 
 
 def test_waiting_is_not_part_of_a_transfer():
@@ -85,3 +100,18 @@ def test_real_traces_replay_as_the_study_says(shared_data, name):
     assert replayed == pytest.approx(seconds("step_time_no_launch_delay"), rel=0.01)
     ideal = graph.step_ms(ideal_durations(graph, own)) / 1000.0
     assert ideal == pytest.approx(seconds("step_time_no_straggler"), rel=0.005)
+
+
+@given(st.integers(0, 2**32 - 1), st.sampled_from(["1f1b", "zb-1p", "zb-v"]))
+@settings(max_examples=20)
+def test_longer_operations_never_end_a_step_earlier(seed, name):
+    """And time has no unit: all durations times 2 is all ends times 2."""
+    rng = np.random.default_rng(seed)
+    order = build(name, SPEC)
+    times = timeline(SPEC, order, UniformNoise(0.5).sample(encode(SPEC, order), 1, rng)[0])
+    graph = graph_of(trace_of_timeline(times))
+    own = own_durations(graph)
+    assert graph.end_ms(2.0 * own) == pytest.approx(2.0 * graph.end_ms(own))
+    longer = own + np.where(rng.random(len(own)) < 0.1, rng.exponential(5.0, len(own)), 0.0)
+    assert (graph.end_ms(longer) >= graph.end_ms(own) - 1e-9).all()
+    assert graph.step_ms(own) == pytest.approx([graph.end_ms(own).max()])

@@ -138,12 +138,13 @@ def straggler_remedies(found: WhatIf) -> list[Remedy]:
     stage = max(found.by_stage, key=found.by_stage.__getitem__)
     dp_rank, rank = max(found.by_worker, key=found.by_worker.__getitem__)
     communication = ~np.isin(trace.operations, list(COMPUTE))
+    chosen = {f"rank {stage} like the others": trace.ranks == stage}
+    if len(found.by_dp_rank) > 1:
+        chosen[f"rank {rank} of replica {dp_rank} like the others"] = (
+            trace.dp_ranks == dp_rank
+        ) & (trace.ranks == rank)
+    chosen["communication always at its median"] = communication
     return [
         found.remedy("no stragglers at all", float(found.ideal_step_ms.mean())),
-        found.remedy(
-            f"rank {rank} of replica {dp_rank} like the others",
-            found.with_ideal((trace.dp_ranks == dp_rank) & (trace.ranks == rank)),
-        ),
-        found.remedy(f"rank {stage} like the others", found.with_ideal(trace.ranks == stage)),
-        found.remedy("communication always at its median", found.with_ideal(communication)),
+        *(found.remedy(name, found.with_ideal(mine)) for name, mine in chosen.items()),
     ]

@@ -21,7 +21,6 @@ from conductor.whatif.graph import build_graph
 from conductor.whatif.receives import graph_of
 from tests.whatif.traces import trace_of, two_ranks
 
-
 SPEC = PipelineSpec(
     num_ranks=3, num_microbatches=4, forward_ms=3.0, backward_input_ms=3.0, backward_weight_ms=2.0,
     transfer_ms=0.5,

@@ -54,6 +54,13 @@ def simulate(
     draw: Annotated[
         bool, typer.Option("--draw", help="Draw the timeline with the expected times.")
     ] = False,
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.json",
+            help="Write the timeline with the expected times as a Chrome trace (Perfetto).",
+        ),
+    ] = None,
     json: JsonOption = False,
 ) -> None:
     """What a schedule takes on a spec: time, idle time and why, memory."""
@@ -80,6 +87,12 @@ def simulate(
             )
         draws = 1
     result = run(profile, order, durations, execution=execution)
+    if trace is not None:
+        from conductor.interop.chrome_trace import write_chrome_trace
+        from conductor.simulator.simulate import timeline
+
+        write_chrome_trace(timeline(profile, order, execution=execution), trace)
+        console.note(f"wrote the timeline to {trace}")
     if draw:
         _draw(profile, order, execution, stderr=json)
     if json:

@@ -133,13 +133,19 @@ def analyse(trace: Trace) -> WhatIf:
 
 
 def straggler_remedies(found: WhatIf) -> list[Remedy]:
-    """What it would give if the worst rank, worker or replica, communication, or all were ideal."""
+    """What it would give if the worst rank, kind, replica or worker, communication, or all were ideal."""
     trace = found.graph.trace
     stage = max(found.by_stage, key=found.by_stage.__getitem__)
     dp_rank, rank = max(found.by_worker, key=found.by_worker.__getitem__)
     communication = ~np.isin(trace.operations, list(COMPUTE))
     chosen = {f"rank {stage} like the others": trace.ranks == stage}
+    kind = max(found.by_kind, key=found.by_kind.__getitem__)
+    chosen[f"{kind} always at its average"] = np.array(
+        [LABELS[operation] == kind for operation in Operation]
+    )[trace.operations]
     if len(found.by_dp_rank) > 1:
+        replica = max(found.by_dp_rank, key=found.by_dp_rank.__getitem__)
+        chosen[f"replica {replica} like the others"] = trace.dp_ranks == replica
         chosen[f"rank {rank} of replica {dp_rank} like the others"] = (
             trace.dp_ranks == dp_rank
         ) & (trace.ranks == rank)

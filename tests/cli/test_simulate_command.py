@@ -184,3 +184,11 @@ def test_python_m_conductor_is_the_same_command(csv):
     assert done.returncode == 2
     assert done.stdout == ""
     assert done.stderr == "conductor: noise must be in [0, 1), not 1.5\n"
+
+
+def test_the_timeline_is_written_for_perfetto(capsys, csv, tmp_path):
+    code, _, err = run(capsys, csv, *GPT, "--trace", tmp_path / "t.json")
+    assert code == 0
+    assert "wrote the timeline" in err
+    events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+    assert sum(event["ph"] == "X" for event in events) == 96

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from conductor.errors import ConductorError
+from conductor.errors import ConductorError, DoesNotFitError
 from conductor.ir.schedule import FloatArray, Int32Array, Schedule
 from conductor.migration.execution import (
     Execution,
@@ -83,6 +83,9 @@ def plan_migration(
         draws: training draws of the variation.
         steps: of annealing; 0 is none.
         seed: of the training draws and the annealing.
+
+    Raises:
+        DoesNotFitError: there is no order to start from.
     """
     model = model or SimpleModel()
     variation = variation or NoVariation()
@@ -99,7 +102,7 @@ def plan_migration(
                 if best is None or candidate.plan_ms < best.plan_ms:
                     best = candidate
     if best is None:
-        raise ValueError("plan_migration needs at least one schedule")
+        raise DoesNotFitError(f"no order to start from fits {spec.name!r}")
     best = replace(best, best_order_ms=best_order_ms)
     if steps:
         best = improve(spec, best, model, variation, draws=draws, steps=steps, seed=seed)

@@ -90,3 +90,18 @@ def test_bad_input_is_one_sentence(capsys, arguments, message):
     assert (code, out) == (2, "")
     assert message in err
     assert err.count("\n") == 1
+
+
+def test_a_spec_that_no_order_fits(capsys, tmp_path):
+    spec = tmp_path / "tight.json"
+    spec.write_text(
+        json.dumps(
+            {
+                "num_ranks": 4, "num_microbatches": 8, "forward_ms": 10, "backward_input_ms": 10,
+                "backward_weight_ms": 7, "memory_limit": 0.5,
+            }
+        )
+    )  # fmt: skip
+    code, out, err = run(capsys, "--spec", spec)
+    assert (code, out) == (2, "")
+    assert "no order to start from fits" in err

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from conductor.errors import DoesNotFitError
 from conductor.ir.schedule import Schedule
 from conductor.migration.blocks.execution import (
     BlockDraws,
@@ -68,6 +69,9 @@ def plan_blocks(
         model: the per-block model.
         schedules: orders to start from; None is `starting_orders(spec)`.
         executions: ways to execute them.
+
+    Raises:
+        DoesNotFitError: there is no order to start from.
     """
     best: BlockPlan | None = None
     for schedule in starting_orders(spec) if schedules is None else schedules:
@@ -78,7 +82,7 @@ def plan_blocks(
                 if best is None or candidate.plan_ms < best.plan_ms:
                     best = candidate
     if best is None:
-        raise ValueError("plan_blocks needs at least one schedule")
+        raise DoesNotFitError(f"no order to start from fits {spec.name!r}")
     return best
 
 

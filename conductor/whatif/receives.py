@@ -7,15 +7,23 @@ from typing import Any
 
 import numpy as np
 
-from conductor.ir.schedule import Int64Array
+from conductor.ir.schedule import BoolArray, Int64Array
 from conductor.ir.trace import Operation, Trace
 from conductor.whatif.graph import Graph, build_graph, look_up, numbers
+
+_CLOCK_MS = 0.1
+"""Clocks that differ by less agree."""
 
 
 def has_transfers(trace: Trace) -> bool:
     """Whether sends or receives were recorded."""
-    kinds = trace.operations
-    return bool(((kinds >= Operation.FORWARD_SEND) & (kinds <= Operation.BACKWARD_RECV)).any())
+    return bool(_is_transfer(trace).any())
+
+
+def _is_transfer(trace: Trace) -> BoolArray:
+    return (trace.operations >= Operation.FORWARD_SEND) & (
+        trace.operations <= Operation.BACKWARD_RECV
+    )
 
 
 def graph_of(trace: Trace) -> Graph:
@@ -24,7 +32,15 @@ def graph_of(trace: Trace) -> Graph:
     Raises:
         FormatError: operations wait for each other in a circle.
     """
-    return build_graph(with_transfers(trace), in_order=has_transfers(trace))
+    if not has_transfers(trace):
+        return build_graph(with_transfers(trace), in_order=False)
+    graph = build_graph(trace)
+    ends_early = graph.trace.end_ms < graph.latest_of_group(graph.trace.start_ms) - _CLOCK_MS
+    count = int((ends_early & _is_transfer(graph.trace)).sum())
+    if count:
+        note = f"{count} sends and receives end before both sides have started: the ranks' clocks disagree"
+        return replace(graph, trace=graph.trace.noted(note))
+    return graph
 
 
 def with_transfers(trace: Trace) -> Trace:
@@ -60,7 +76,7 @@ def with_transfers(trace: Trace) -> Trace:
         source = look_up(both[: len(mine)], mine, both[len(mine) :])
         crosses = (source >= 0) & (trace.ranks[source] != trace.ranks[mine])
         mine, source = mine[crosses], source[crosses]
-        early += int((end[source] > trace.start_ms[mine] + 1e-3).sum())
+        early += int((end[source] > trace.start_ms[mine] + _CLOCK_MS).sum())
         free = np.where(before[mine] >= 0, end[before[mine]], 0.0)
         send = Operation.BACKWARD_SEND if is_backward else Operation.FORWARD_SEND
         added += [

@@ -193,3 +193,13 @@ def test_a_simulated_step_survives_the_straggler_format(tmp_path, name):
     assert again.stages.tolist() == trace.stages.tolist()
     assert again.microbatches.tolist() == trace.microbatches.tolist()
     assert analyse(again).replay_ms == pytest.approx([times.makespan_ms])
+
+
+def test_recorded_transfers_show_clocks_that_disagree():
+    rows = [(*row[:6], row[6] - 5.0 * (row[2] == 1), row[7]) for row in two_ranks()]
+    (note,) = analyse(trace_of(rows)).graph.trace.notes
+    assert (
+        note
+        == "1 sends and receives end before both sides have started: the ranks' clocks disagree"
+    )
+    assert analyse(trace_of(two_ranks())).graph.trace.notes == ()

@@ -22,10 +22,10 @@ demo: $(STAMP)  ## plan a published profile, train the scheduler, compare it wit
 	$(BIN)/conductor demo
 
 test: $(STAMP)  ## the tests (a few minutes)
-	$(BIN)/python -m pytest -q -n 2 -m "not slow"
+	$(BIN)/python -m pytest -q -n 2 -m "not slow and not timing"
 
 test-all: $(STAMP)  ## the tests, the slow ones too
-	$(BIN)/python -m pytest -q -n 2
+	$(BIN)/python -m pytest -q -n 2 -m "not timing"
 
 check: $(STAMP)  ## format, lint, types, who may import whom
 	$(BIN)/ruff format --check .

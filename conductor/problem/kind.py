@@ -14,7 +14,7 @@ class Kind(IntEnum):
 
     F = 0
     """Forward."""
-    I = 1  # noqa: E741 - the field's letter
+    I = 1
     """Backward for the input."""
     W = 2
     """Backward for the weights."""

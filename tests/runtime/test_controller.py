@@ -115,7 +115,7 @@ def slow_from_ten(rank, spec, factor):
     return [(record.plan, record.time_ms) for record in records]
 
 
-@pytest.mark.slow
+@pytest.mark.timing
 def test_a_new_plan_is_in_force_within_three_steps_of_a_slow_down():
     records = run_ranks(slow_from_ten, 4, spec_of(), 1.6)[0]
     plans = [plan for plan, _ in records]

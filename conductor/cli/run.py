@@ -121,12 +121,19 @@ def run(
         raise UsageError(
             "--noise, --variation and --straggler vary emulated times: give --emulate too"
         )
+    from conductor.interop.torch_csv import read_torch_csv
+
     model = chosen_variation(noise, variation)
     stragglers = [_straggler(text) for text in straggler or ()]
+    if emulate is None and spec is None and schedule is not None and schedule.endswith(".csv"):
+        order = read_torch_csv(schedule)
+        ranks, microbatches = ranks or order.num_ranks, microbatches or order.num_microbatches
     profile = _profile(emulate or spec, ranks, microbatches)
     from conductor.runtime.launch import from_first_rank, is_rank, join_ranks, launch
 
     if not is_rank():
+        if schedule is not None:
+            _plan(profile, schedule)  # what is wrong with it is said once, before any rank starts
         raise typer.Exit(launch(context.obj, profile.num_ranks))
     try:
         rank, world = join_ranks()

@@ -21,13 +21,6 @@ SpecOption = Annotated[
     Path | None,
     typer.Option("--spec", metavar="FILE", help="A spec file, .toml or .json."),
 ]
-ObjectiveOption = Annotated[
-    Literal["makespan", "stage-span"],
-    typer.Option(
-        help="What to minimise: the end of the last action, or the longest span of a single rank"
-        " (the zero-bubble papers' cost)."
-    ),
-]
 VariationOption = Annotated[
     Path | None,
     typer.Option(

@@ -54,6 +54,13 @@ def simulate(
     draw: Annotated[
         bool, typer.Option("--draw", help="Draw the timeline with the expected times.")
     ] = False,
+    critical_path: Annotated[
+        bool,
+        typer.Option(
+            "--critical-path",
+            help="With the expected times, the chain of actions that the makespan hangs on, drawn.",
+        ),
+    ] = False,
     trace: Annotated[
         Path | None,
         typer.Option(
@@ -93,8 +100,8 @@ def simulate(
 
         write_chrome_trace(timeline(profile, order, execution=execution), trace)
         console.note(f"wrote the timeline to {trace}")
-    if draw:
-        _draw(profile, order, execution, stderr=json)
+    if draw or critical_path:
+        _draw(profile, order, execution, critical_path=critical_path, stderr=json)
     if json:
         console.print_json(_as_json(result, draws, seed))
     else:
@@ -151,7 +158,11 @@ def _print(result: Simulation, draws: int, title: str) -> None:
             f" 95 % of {draws} draws below {time.p95:.2f}, longest {time.max:.2f})"
         )
     out.print(title, style="bold")
-    out.print(f"{line}, bubble ratio {100.0 * result.bubble_ratio.mean():.2f} %", soft_wrap=True)
+    bubble = 100.0 * float(result.bubble_ratio.mean())
+    out.print(
+        f"{line}, bubble ratio {bubble:.2f} %, bubble over ideal {100.0 * bubble / (100.0 - bubble):.2f} %",
+        soft_wrap=True,
+    )
     table = console.new_table(
         "Idle by cause, mean ms", "rank", "previous stage", "next stage", "memory", "nothing left",
         "busy ms", "peak memory",
@@ -168,6 +179,7 @@ def _draw(
     schedule: Schedule,
     execution: Literal["static", "ready-first"],
     *,
+    critical_path: bool,
     stderr: bool,
 ) -> None:
     from conductor.cli import console
@@ -176,4 +188,14 @@ def _draw(
 
     out = console.console(stderr=stderr)
     times = timeline(spec, schedule, execution=execution)
-    out.print(console.coloured(draw_timeline(times, out.width)), soft_wrap=True)
+    path = times.critical_path.tolist() if critical_path else []
+    drawing = draw_timeline(times, out.width, critical_path=path)
+    out.print(console.coloured(drawing), soft_wrap=True)
+    if path:
+        work = float((times.end_ms - times.start_ms)[path].sum())
+        out.print(
+            f"critical path: {len(path)} actions, {work:.2f} ms of work and"
+            f" {times.makespan_ms - work:.2f} ms between them:"
+            f" {' '.join(str(schedule.action(index)) for index in path)}",
+            soft_wrap=True,
+        )

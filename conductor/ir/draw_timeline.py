@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -25,7 +26,12 @@ class Timed(Protocol):
         """Shape (n,), program order."""
 
 
-def draw_timeline(timeline: Timed, width: int = 100, end_ms: float | None = None) -> str:
+def draw_timeline(
+    timeline: Timed,
+    width: int = 100,
+    end_ms: float | None = None,
+    critical_path: Sequence[int] = (),
+) -> str:
     """Draws a timeline to scale: one row a rank, time to the right, blanks are idle.
 
     An action shows its kind, and its micro-batch where there is room; dashes fill its time. On
@@ -36,6 +42,8 @@ def draw_timeline(timeline: Timed, width: int = 100, end_ms: float | None = None
         timeline: what to draw.
         width: columns in all.
         end_ms: time at the right edge; None is the makespan. Two drawings with one edge compare.
+        critical_path: program indices in order of time; one more row says at which rank (its last digit)
+            the path is, and dashes where it is on its way between ranks.
     """
     schedule = timeline.schedule
     edge = float(timeline.end_ms.max()) if end_ms is None else end_ms
@@ -64,5 +72,13 @@ def draw_timeline(timeline: Timed, width: int = 100, end_ms: float | None = None
             text = f"{letter}{action.microbatch}"
             line += (text if len(text) <= len(run) else letter).ljust(len(run), "-")
         lines.append(f"rank {rank:>{label_width}} |{line}".rstrip())
+    if len(critical_path):
+        path = np.asarray(critical_path)
+        place = np.searchsorted(starts[path], middles, side="right") - 1
+        on_rank = (place >= 0) & (middles < ends[path[place]])
+        ranks = np.asarray(schedule.stage_ranks)[schedule.stages[path[place]]] % 10
+        digits = np.where(on_rank, ranks.astype(str), "-")
+        digits[middles >= ends[path[-1]]] = " "
+        lines.append(f"{'path':<{label_width + 5}} |{''.join(digits)}".rstrip())
     scale = f"{edge:.4g} ms".rjust(columns - 1)
     return "\n".join([*lines, f"{' ' * (label_width + 5)} |0{scale}"])

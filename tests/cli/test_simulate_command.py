@@ -49,6 +49,17 @@ def test_json_without_noise(capsys, csv):
     assert idle == pytest.approx(np.full(4, 259.8 - 8 * 27))
 
 
+def test_the_critical_path_names_its_actions_and_adds_up(capsys, csv):
+    _, out, _ = run(capsys, csv, *GPT, "--critical-path")
+    assert "bubble over ideal 20.28 %" in out  # 259.8 / 216 - 1
+    line = next(line for line in out.splitlines() if line.startswith("critical path"))
+    path = line.split(": ")[-1].split()
+    assert path[:4] == ["0F0", "1F0", "2F0", "3F0"]
+    # Every transfer takes 0.4 ms; a zero-bubble order has no other gap on its path.
+    hops = sum(a[0] != b[0] for a, b in zip(path[:-1], path[1:], strict=True))
+    assert f"{0.4 * hops:.2f} ms between them" in line
+
+
 def test_noise_is_drawn_from_the_seed(capsys, csv):
     noisy = (csv, *GPT, "--noise", "0.2", "--draws", "200", "--json")
     first, again, other = (json.loads(run(capsys, *noisy, "--seed", seed)[1]) for seed in (1, 1, 2))

@@ -37,6 +37,12 @@ def test_actions_are_drawn_to_scale():
     ]
 
 
+def test_the_critical_path_is_a_row_of_rank_numbers():
+    times = times_of("0F0 0B0", "1F0 1B0", start=[0, 42, 12, 22], end=[10, 60, 22, 42])
+    lines = draw_timeline(times, width=8 + 30, critical_path=[0, 2, 3, 1]).splitlines()
+    assert lines[2] == "path   |00000-" + "1" * 15 + "0" * 9
+
+
 def test_a_number_that_does_not_fit_is_left_out_whole():
     times = times_of("0F12 0B12", start=[0, 2], end=[2, 3])
     assert draw_timeline(times, width=8 + 3).splitlines()[0] == "rank 0 |F-B"

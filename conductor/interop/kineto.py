@@ -1,9 +1,10 @@
 """Profiler traces of PyTorch (Kineto): one JSON file a rank, which may be compressed.
 
-Read are the ranges that `torch.distributed.pipelining` records: `PP:2F3`, `PP:2I3`, `PP:2W3`, `PP:2B3` of its
-pipeline runtime (any order read from a file), and `Forward 3` and `Backward 3` of GPipe. Its runtime waits for
-an action's input inside the range; so on a CPU an action is what lies between the first and the last
-operation on tensors in its range, and on a GPU the range as the device saw it.
+Read are the ranges that our runtime records, `Conductor:2F3`, and those of `torch.distributed.pipelining`:
+`PP:2F3`, `PP:2I3`, `PP:2W3`, `PP:2B3` of its pipeline runtime (any order read from a file), and `Forward 3` and
+`Backward 3` of GPipe. torch waits for an action's input inside its range; so on a CPU its action is what lies
+between the first and the last operation on tensors in the range. On a GPU an action is the range as the
+device saw it.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from conductor.ir.trace import Trace
 from conductor.problem.kind import Kind
 
 _SINGLE = re.compile(r"(Forward|Backward) (\d+)")
-_MULTI = re.compile(r"PP:(\d+)(F|I|W|B)(\d+)")
+_MULTI = re.compile(r"(?:PP|Conductor):(\d+)(F|I|W|B)(\d+)")
+_OURS = "Conductor:"
 _RANK = re.compile(r'"rank"\s*:\s*(\d+)')
 _RANK_IN_NAME = re.compile(r"rank[-_ ]?(\d+)", re.I)
 _RANGES = frozenset({"user_annotation", "cpu_op"})
@@ -37,6 +39,8 @@ Action = tuple[int | None, Kind, int]
 
 @dataclass(frozen=True, slots=True)
 class _Range:
+    """`thread` has the operations that tell when it worked; None: it worked all the time."""
+
     action: Action
     thread: object
     start: float
@@ -117,7 +121,7 @@ def read_kineto(paths: Sequence[str | Path], *, on_progress: Progress | None = N
     ranks = sorted((r for r in ranks if r.host or r.device), key=lambda rank: rank.rank)
     if not ranks:
         raise FormatError(
-            f"{files[0]}: no ranges of a pipeline (PP:0F0 or Forward 0) in"
+            f"{files[0]}: no ranges of a pipeline (PP:0F0, Conductor:0F0 or Forward 0) in"
             f" {'this trace' if len(files) == 1 else f'these {len(files)} traces'}"
         )
     for one, other in zip(ranks[:-1], ranks[1:], strict=True):
@@ -151,7 +155,8 @@ def _read_file(path: Path, number: int, on_progress: Progress) -> _Rank:
             found.ops[thread].extend((start, start + duration))
         else:
             place = found.device if on_gpu else found.host
-            place.append(_Range(action, thread, start, start + duration))
+            waits = not name.startswith(_OURS)
+            place.append(_Range(action, thread if waits else None, start, start + duration))
     found.sort_ops()
     if wrong:
         found.notes.append(f"{path}: left out {wrong} ranges that have no time or a negative one")

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.distributed.pipelining import PipelineStage
+from torch.profiler import record_function
 
 from conductor.ir.action import Action
 from conductor.problem.kind import Kind
@@ -117,13 +118,14 @@ class Step:
             self.times.num_ahead += index != dispatcher.planned
             action = self._doing = self._plan.actions[index]
             dispatcher.start(index)
-            start_ns = clock()
-            send = self._perform(action)
-            if self._targets_ns is not None:
-                left_s = (start_ns + self._targets_ns[index] - clock()) / 1e9
-                if left_s > 0.0:
-                    time.sleep(left_s)
-            self.times.start_ns[index], self.times.end_ns[index] = start_ns, clock()
+            with record_function(f"Conductor:{action}"):  # for torch's profiler
+                start_ns = clock()
+                send = self._perform(action)
+                if self._targets_ns is not None:
+                    left_s = (start_ns + self._targets_ns[index] - clock()) / 1e9
+                    if left_s > 0.0:
+                        time.sleep(left_s)
+                self.times.start_ns[index], self.times.end_ns[index] = start_ns, clock()
             if send is not None:
                 self._hand_on(*send)
             dispatcher.finish(index)

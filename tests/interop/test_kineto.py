@@ -9,6 +9,7 @@ import pytest
 from conductor.errors import FormatError
 from conductor.interop.json_events import Events
 from conductor.interop.read_trace import read_trace
+from conductor.problem.kind import Kind
 
 
 def span(name, start, duration, category="user_annotation", tid=7):
@@ -61,6 +62,16 @@ def test_actions_are_the_work_inside_their_ranges(tmp_path, suffix):
     assert trace.start_ms[by] == pytest.approx([0.0, 11.0, 20.1, 50.0])
     assert trace.duration_ms[by] == pytest.approx([10.0, 9.0, 27.9, 20.0])
     assert np.bincount(trace.steps).tolist() == [4, 4]
+
+
+def test_our_runtime_s_ranges_hold_no_waiting(tmp_path):
+    """A paced action goes on after its last operation on tensors."""
+    events = [span("Conductor:2F3", 10_000, 9_000), op(11_000, 1_000)]
+    events += [span("Conductor:2W3", 20_000, 4_000)]
+    trace = read_trace(write(tmp_path / "t.json", events))
+    assert trace.stages.tolist() == [2, 2]
+    assert trace.operations.tolist() == [Kind.F, Kind.W]
+    assert trace.duration_ms.tolist() == [9.0, 4.0]
 
 
 def test_gpipe_s_ranges_name_no_stage(tmp_path):

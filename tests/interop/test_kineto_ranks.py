@@ -1,4 +1,4 @@
-"""A profiler trace of torch's own pipelining on four real ranks."""
+"""A profiler trace of torch's own pipelining and of ours on four real ranks."""
 
 import numpy as np
 import pytest
@@ -27,9 +27,15 @@ def test_the_order_and_the_work_are_read(tmp_path, name):
     assert not [result for result in results if isinstance(result, Exception)]
     trace = read_trace(tmp_path)
     assert trace.notes == ()
-    assert len(trace) == 2 * plan.num_actions
-    for step in (0, 1):
+    assert len(trace) == 4 * plan.num_actions
+    for step in range(4):
         assert traced_schedule(trace, step) == plan
+    ours = trace.where(trace.steps % 2 == 1)
+    for (kind, stage), measured in results[0].items():
+        if kind != "transfer":
+            mine = (ours.operations == Kind[kind]) & (ours.stages == stage)
+            # The range is opened just before our own clock is read, and closed just after.
+            assert np.median(ours.duration_ms[mine]) == pytest.approx(np.median(measured), abs=1.0)
     # No action is shorter than its work, and none starts before its input has ended.
     backward = Kind.B if name == "1f1b" else Kind.I
     for kind, times in ((Kind.F, 1000.0), (backward, 2000.0)):

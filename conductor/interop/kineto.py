@@ -4,7 +4,7 @@ Read are the ranges that our runtime records, `Conductor:2F3`, and those of `tor
 `PP:2F3`, `PP:2I3`, `PP:2W3`, `PP:2B3` of its pipeline runtime (any order read from a file), and `Forward 3` and
 `Backward 3` of GPipe. torch waits for an action's input inside its range; so on a CPU its action is what lies
 between the first and the last operation on tensors in the range. On a GPU an action is the range as the
-device saw it.
+device saw it, and NCCL's sends and receives are read too (`nccl`).
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import numpy as np
 from conductor.errors import FormatError
 from conductor.interop.columns import Progress
 from conductor.interop.json_events import Events
+from conductor.interop.nccl import Row, Transfer, end_of_transfer, match_transfers
 from conductor.ir.schedule import FloatArray, Int64Array
 from conductor.ir.trace import Trace
 from conductor.problem.kind import Kind
@@ -57,6 +58,7 @@ class _Rank:
         host: ranges of the threads that launch the work.
         device: ranges on the GPU.
         ops: start and end of each operation on tensors, one after another, by thread.
+        transfers: NCCL's sends and receives, by the category of the events that tell of them.
         notes: what was left out.
     """
 
@@ -65,6 +67,7 @@ class _Rank:
     host: list[_Range] = field(default_factory=list)
     device: list[_Range] = field(default_factory=list)
     ops: dict[object, array[float]] = field(default_factory=lambda: defaultdict(lambda: array("d")))
+    transfers: dict[object, list[Transfer]] = field(default_factory=lambda: defaultdict(list))
     notes: list[str] = field(default_factory=list)
 
     def ranges(self) -> list[_Range]:
@@ -141,7 +144,9 @@ def _read_file(path: Path, number: int, on_progress: Progress) -> _Rank:
         start, duration = event.get("ts"), event.get("dur")
         on_gpu = category == _ON_GPU
         action = _action(name) if on_gpu or category in _RANGES else None
-        if action is None and not (category == "cpu_op" and name.startswith("aten::")):
+        transfer = end_of_transfer(event) if action is None else None
+        is_op = category == "cpu_op" and name.startswith("aten::")
+        if action is None and transfer is None and not is_op:
             continue
         if (
             not isinstance(start, int | float)
@@ -151,7 +156,12 @@ def _read_file(path: Path, number: int, on_progress: Progress) -> _Rank:
             wrong += action is not None
             continue
         thread = event.get("tid")
-        if action is None:
+        if transfer is not None:
+            is_send, peer = transfer
+            found.transfers[category].append(
+                Transfer(is_send=is_send, peer=peer, start=start, end=start + duration)
+            )
+        elif action is None:
             found.ops[thread].extend((start, start + duration))
         else:
             place = found.device if on_gpu else found.host
@@ -187,7 +197,7 @@ def _trace(path: Path, files: Sequence[_Rank], notes: list[str]) -> Trace:
             f"{file.rank} as {rank}" for file, (rank, _) in zip(files, places, strict=True)
         )
         notes.append(f"pipeline ranks are told by their stages, or the order of the files: {named}")
-    rows: list[tuple[int, int, int, int, int, int]] = []
+    rows: list[Row] = []
     times: list[tuple[float, float]] = []
     for (rank, replica), file in zip(places, files, strict=True):
         seen: dict[Action, int] = defaultdict(int)
@@ -197,6 +207,20 @@ def _trace(path: Path, files: Sequence[_Rank], notes: list[str]) -> Trace:
             rows.append((seen[each.action], replica, rank, stage, microbatch, kind))
             times.append((each.start, each.end))
             seen[each.action] += 1
+    # A kernel that names its peer lies inside a range of that name.
+    transfers = {
+        (replica, rank): file.transfers.get("kernel") or file.transfers.get(_ON_GPU, [])
+        for (rank, replica), file in zip(places, files, strict=True)
+    }
+    if any(transfers.values()):
+        matched = match_transfers(rows, times, transfers)
+        if matched is None:
+            notes.append(
+                "left out NCCL's sends and receives: their numbers do not fit those of the actions"
+            )
+        for row, time in matched or ():
+            rows.append(row)
+            times.append(time)
     step, replica_of, rank_of, stage_of, microbatch_of, kind_of = np.array(rows, np.int64).T
     clock = np.array(times) / 1000.0
     worker = replica_of * num_ranks + rank_of

@@ -9,7 +9,11 @@ import pytest
 from conductor.errors import FormatError
 from conductor.interop.json_events import Events
 from conductor.interop.read_trace import read_trace
+from conductor.ir.trace import Operation
 from conductor.problem.kind import Kind
+from conductor.whatif.durations import own_durations
+from conductor.whatif.profile import profile
+from conductor.whatif.receives import graph_of
 
 
 def span(name, start, duration, category="user_annotation", tid=7):
@@ -101,6 +105,86 @@ def test_the_device_says_when_it_ran(tmp_path):
     events = [span("PP:0F0", 0.0, 5.0), span("PP:0F0", 100.0, 7.0, "gpu_user_annotation", 20)]
     trace = read_trace(write(tmp_path / "t.json", events))
     assert trace.duration_ms == pytest.approx([0.007])
+
+
+def kernel(start, end, direction, me, peer, titled):
+    """NCCL's on the device: as a range with a title, or as a kernel with its facts inside such a range."""
+    title = f"nccl:{direction} {me}{'->' if direction == 'send' else '<-'}{peer}"
+    events = [span(title, start, end - start, "gpu_user_annotation", 20)]
+    name = "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)"
+    facts = {"stream": 20} if titled else {"Collective name": direction, "Rank": peer}
+    return [*events, {**span(name, start, end - start, "kernel", 20), "args": facts}]
+
+
+def with_nccl(folder, titled=False, tensors=1, steps=2):
+    """Two ranks, two micro-batches, F takes 10 ms and B 20; a transfer takes 2 ms once both ends are there.
+
+    Rank 1 asks for its input at the beginning, rank 0 for its gradients after its forwards.
+    """
+    on_gpu = "gpu_user_annotation"
+    ranks = [[], []]
+    for step in range(steps):
+        t = 1e6 + 1e5 * step
+        for rank, name, start, length in (
+            (0, "0F0", 0, 10), (0, "0F1", 10, 10), (1, "1F0", 12, 10), (1, "1B0", 22, 20),
+            (1, "1F1", 42, 10), (1, "1B1", 52, 20), (0, "0B0", 44, 20), (0, "0B1", 74, 20),
+        ):  # fmt: skip
+            ranks[rank].append(span(f"PP:{name}", t + 1e3 * start, 1e3 * length, on_gpu, 7))
+        for sender, sent, asked, end in (
+            (0, 10, 0, 12),
+            (0, 20, 12, 22),
+            (1, 42, 20, 44),
+            (1, 72, 44, 74),
+        ):
+            for tensor in range(tensors):
+                at = [t + 1e3 * (x + 0.1 * tensor) for x in (sent, asked, end)]
+                ranks[sender] += kernel(at[0], at[2], "send", sender, 1 - sender, titled)
+                ranks[1 - sender] += kernel(at[1], at[2], "recv", 1 - sender, sender, titled)
+    for rank, events in enumerate(ranks):
+        write(folder / f"{rank}.json", events[::-1], distributedInfo={"rank": rank})
+    return folder
+
+
+@pytest.mark.parametrize("titled", [False, True])
+@pytest.mark.parametrize("tensors", [1, 3])
+def test_nccl_s_sends_and_receives_are_the_transfers(tmp_path, titled, tensors):
+    trace = read_trace(with_nccl(tmp_path, titled, tensors))
+    assert trace.notes == ()
+    first = trace.where(trace.steps == 0)
+    columns = (
+        first.operations,
+        first.ranks,
+        first.stages,
+        first.microbatches,
+        first.start_ms.round(6),
+    )
+    found = sorted(zip(*(column.tolist() for column in columns), strict=True))
+    assert [row for row in found if row[0] > 3] == [
+        (Operation.FORWARD_SEND, 0, 0, 0, 10.0), (Operation.FORWARD_SEND, 0, 0, 1, 20.0),
+        (Operation.FORWARD_RECV, 1, 1, 0, 0.0), (Operation.FORWARD_RECV, 1, 1, 1, 12.0),
+        (Operation.BACKWARD_SEND, 1, 1, 0, 42.0), (Operation.BACKWARD_SEND, 1, 1, 1, 72.0),
+        (Operation.BACKWARD_RECV, 0, 0, 0, 20.0), (Operation.BACKWARD_RECV, 0, 0, 1, 44.0),
+    ]  # fmt: skip
+    assert len(trace) == 2 * (8 + 8)
+    # Waiting is told from the transfer.
+    graph = graph_of(trace)
+    assert graph.trace.notes == ()
+    last = 2.0 + 0.1 * (tensors - 1)
+    assert own_durations(graph)[graph.trace.operations > 3] == pytest.approx(np.full(16, last))
+    assert profile(graph).transfer_ms == pytest.approx((last,))
+
+
+def test_transfers_that_do_not_fit_the_actions_are_left_out_and_said(tmp_path):
+    with_nccl(tmp_path)
+    events = json.loads((tmp_path / "1.json").read_text())["traceEvents"]
+    lost = next(i for i, event in enumerate(events) if event["cat"] == "kernel")
+    del events[lost]
+    write(tmp_path / "1.json", events, distributedInfo={"rank": 1})
+    trace = read_trace(tmp_path)
+    assert len(trace) == 2 * 8
+    assert trace.notes == (
+        "left out NCCL's sends and receives: their numbers do not fit those of the actions",
+    )
 
 
 def test_clocks_that_do_not_meet_are_set_together_and_said(tmp_path):

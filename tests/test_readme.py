@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from conductor.cli.app import main
+from conductor.cli.app import app, main
+from conductor.evaluation.scenario_file import load_scenario_file
 from conductor.problem.spec_file import load_spec
+from conductor.schedules.registry import SCHEDULES
 
 README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
 
@@ -26,10 +28,34 @@ def test_the_python_lines_run(capsys):
     assert capsys.readouterr().out.startswith("zb-v")
 
 
-def test_the_spec_file_loads(tmp_path):
-    (text,) = re.findall(r"```toml\n(.*?)```", README, re.S)
-    (tmp_path / "mine.toml").write_text(text)
-    assert load_spec(tmp_path / "mine.toml").num_ranks == 4
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A folder with the README's spec and scenario, to work in."""
+    monkeypatch.chdir(tmp_path)
+    texts = re.findall(r"```toml\n(.*?)```", README, re.S)
+    for name, text in zip(("mine.toml", "day.toml"), texts, strict=True):
+        (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+def test_the_spec_file_and_the_scenario_load(folder):
+    assert load_spec(folder / "mine.toml").num_ranks == 4
+    scenario = load_scenario_file(folder / "day.toml")
+    assert scenario.actual_spec.transfer_ms == (0.4, 5.0, 0.4)
+
+
+# The last two start processes.
+@pytest.mark.parametrize("count", [4, pytest.param(6, marks=pytest.mark.slow)])
+def test_the_way_from_a_file_to_a_run_works(folder, count):
+    lines = re.findall(r"^    (conductor .*)", README.partition("## Your own profile")[2], re.M)
+    assert len(lines) == 6
+    for line in lines[:count]:
+        assert main(shlex.split(line, comments=True)[1:]) == 0, line
+
+
+def test_the_table_has_every_command():
+    commands = {command.callback.__name__ for command in app.registered_commands}
+    assert set(re.findall(r"^\| `conductor ([a-z]+)`", README, re.M)) == commands
 
 
 def test_the_plan_and_the_simulation_give_what_is_shown(tmp_path, monkeypatch, capsys):
@@ -50,3 +76,8 @@ def test_the_plan_and_the_simulation_give_what_is_shown(tmp_path, monkeypatch, c
 @pytest.mark.parametrize("path", re.findall(r"\]\(([^)]+)\)", README))
 def test_links_lead_somewhere(path):
     assert (Path(__file__).parents[1] / path).exists()
+
+
+def test_the_page_of_schedules_has_every_schedule():
+    page = (Path(__file__).parents[1] / "docs/schedules.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"^\| `([a-z0-9-]+)` \|", page, re.M)) == set(SCHEDULES)

@@ -8,14 +8,20 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from conductor.cli.options import JsonOption
+from conductor.cli.whatif import InputShareOption
 
 if TYPE_CHECKING:
+    from conductor.problem.spec import PipelineSpec
     from conductor.runtime.profile_gpt import Profile
 
 EXAMPLES = (
     "conductor profile --layers 8 --width 128 --out gpt.toml",
     "conductor plan --spec gpt.toml",
+    "conductor profile --megatron-log job.log --ranks 4 --microbatches 16 --out job.toml",
 )
+
+
+_TIMES = ("forward_ms", "backward_input_ms", "backward_weight_ms")
 
 
 def profile(
@@ -36,14 +42,46 @@ def profile(
         bool, typer.Option("--bf16", help="Parameters and activations in bf16.")
     ] = False,
     steps: Annotated[int, typer.Option(metavar="N", min=1, help="Steps that count.")] = 5,
+    megatron_log: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.log",
+            help="Measure nothing: read the timers of a Megatron-LM job with this many --ranks and"
+            " --microbatches.",
+        ),
+    ] = None,
+    input_share: InputShareOption = None,
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the spec, .toml or .json.")
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Measure a real GPT on this machine, stage by stage: times of F, I and W, activation memory."""
+    """Measure a real GPT on this machine, stage by stage: times of F, I and W, activation memory.
+
+    Or read the times from the log of a Megatron-LM job.
+    """
     from conductor.cli import console
     from conductor.problem.spec_file import save_spec
+
+    if megatron_log is not None:
+        from conductor.interop.megatron_timers import read_megatron_timers
+        from conductor.whatif.profile import INPUT_SHARE
+
+        spec = read_megatron_timers(
+            megatron_log,
+            num_ranks=ranks,
+            num_microbatches=microbatches,
+            input_share=INPUT_SHARE if input_share is None else input_share,
+        )
+        if out is not None:
+            save_spec(spec, out)
+        if json:
+            console.print_json({name: getattr(spec, name) for name in _TIMES})
+        else:
+            _print_times(spec)
+        return
+    if input_share is not None:
+        console.note("--input-share goes with --megatron-log: it has no effect")
     from conductor.runtime.gpt import GPTConfig
     from conductor.runtime.profile_gpt import profile_gpt
 
@@ -62,10 +100,7 @@ def profile(
         save_spec(result.spec, out)
     if json:
         spec = result.spec
-        fields = (
-            "forward_ms", "backward_input_ms", "backward_weight_ms", "activation_memory",
-            "freed_at_backward_input",
-        )  # fmt: skip
+        fields = (*_TIMES, "activation_memory", "freed_at_backward_input")
         values = {name: getattr(spec, name) for name in fields}
         console.print_json({**values, "spread": result.spread})
     else:
@@ -79,10 +114,7 @@ def _print(result: Profile) -> None:
     table = console.new_table(
         f"{spec.name}: {spec.num_stages} stages", "stage", "F ms", "I ms", "W ms", "activation MB"
     )
-    columns = [
-        spec.per_stage(name)
-        for name in ("forward_ms", "backward_input_ms", "backward_weight_ms", "activation_memory")
-    ]
+    columns = [spec.per_stage(name) for name in (*_TIMES, "activation_memory")]
     for stage in range(spec.num_stages):
         f, i, w, memory = (float(column[stage]) for column in columns)
         table.add_row(str(stage), f"{f:.2f}", f"{i:.2f}", f"{w:.2f}", f"{memory / 1e6:.2f}")
@@ -91,3 +123,15 @@ def _print(result: Profile) -> None:
     widths = ", ".join(f"{kind} {100.0 * width:.1f} %" for kind, width in result.spread.items())
     out.print(f"spread (middle half of the samples over the median): {widths}")
     out.print(f"I frees {100.0 * spec.freed_at_backward_input:.0f} % of the activations")
+
+
+def _print_times(spec: PipelineSpec) -> None:
+    from conductor.cli import console
+
+    table = console.new_table(
+        f"{spec.name}: {spec.num_stages} stages", "stage", "F ms", "I ms", "W ms"
+    )
+    columns = [spec.per_stage(name).tolist() for name in _TIMES]
+    for stage, times in enumerate(zip(*columns, strict=True)):
+        table.add_row(str(stage), *(f"{time:.2f}" for time in times))
+    console.console().print(table)

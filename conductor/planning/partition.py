@@ -240,7 +240,7 @@ def _spec(
 ) -> PipelineSpec:
     def sums(name: str) -> tuple[float, ...]:
         return tuple(
-            float(sum(getattr(layer, name) for layer in layers[start:end]))
+            math.fsum(getattr(layer, name) for layer in layers[start:end])
             for start, end in itertools.pairwise(cuts)
         )
 

@@ -78,14 +78,16 @@ def simulate(
     from conductor.ir.validate import validate
     from conductor.simulator.program import encode
     from conductor.simulator.simulate import simulate as run
+    from conductor.variation.links import split_links
 
     model = chosen_variation(noise, variation)
     profile = chosen_spec(preset, spec)
     order = read_torch_csv(schedule)
     validate(order, profile)
-    durations = None
+    durations, actual = None, profile
     if model is not None:
         draws = draws or DEFAULT_DRAWS
+        model, actual = split_links(model, profile)
         durations = model.sample(encode(profile, order), draws, np.random.default_rng(seed))
     else:
         if draws not in (None, 1):
@@ -93,7 +95,7 @@ def simulate(
                 "without --noise or --variation all draws are alike: --draws has no effect"
             )
         draws = 1
-    result = run(profile, order, durations, execution=execution)
+    result = run(actual, order, durations, execution=execution)
     if trace is not None:
         from conductor.interop.chrome_trace import write_chrome_trace
         from conductor.simulator.simulate import timeline

@@ -1,5 +1,6 @@
 """Models that turn expected into realised durations."""
 
+from conductor.variation.links import LinkDelay, split_links
 from conductor.variation.lognormal import LognormalNoise
 from conductor.variation.markov import MarkovStragglers
 from conductor.variation.pauses import ForwardPauses
@@ -13,6 +14,7 @@ from conductor.variation.variation import Factor, NoVariation, Product, Variatio
 __all__ = [
     "Factor",
     "ForwardPauses",
+    "LinkDelay",
     "LognormalNoise",
     "MarkovStragglers",
     "MicrobatchFactor",
@@ -26,4 +28,5 @@ __all__ = [
     "TracedReplicas",
     "UniformNoise",
     "Variation",
+    "split_links",
 ]

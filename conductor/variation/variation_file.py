@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from conductor.errors import ConductorError, FormatError, InvalidSpecError
+from conductor.variation.links import LinkDelay
 from conductor.variation.lognormal import LognormalNoise
 from conductor.variation.markov import MarkovStragglers
 from conductor.variation.pauses import ForwardPauses
@@ -30,6 +31,7 @@ VARIATIONS: dict[str, type[Factor]] = {
     "step": StepFactor,
     "markov": MarkovStragglers,
     "forward-pauses": ForwardPauses,
+    "links": LinkDelay,
     "traced-microbatches": TracedMicrobatches,
     "traced-replicas": TracedReplicas,
 }

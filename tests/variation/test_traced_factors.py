@@ -10,6 +10,7 @@ from conductor.schedules.registry import build
 from conductor.simulator.program import encode
 from conductor.variation import (
     ForwardPauses,
+    LinkDelay,
     LognormalNoise,
     MarkovStragglers,
     MicrobatchFactor,
@@ -53,8 +54,11 @@ def rng():
     return np.random.default_rng(11)
 
 
+LINKS = LinkDelay(factor=(2.0,), extra_ms=0.5)
+
+
 def test_the_list_is_whole():
-    assert {type(model) for model in ALL} == set(VARIATIONS.values())
+    assert {type(model) for model in (*ALL, LINKS)} == set(VARIATIONS.values())
 
 
 @pytest.mark.parametrize("model", ALL, ids=lambda model: type(model).__name__)
@@ -67,8 +71,9 @@ def test_a_seed_gives_the_same_positive_durations_again(model):
 
 
 def test_a_file_holds_every_model(tmp_path):
-    save_variation(Product(tuple(ALL)), tmp_path / "v.toml")
-    assert load_variation(tmp_path / "v.toml") == Product(tuple(ALL))
+    everything = Product((*ALL, LINKS))
+    save_variation(everything, tmp_path / "v.toml")
+    assert load_variation(tmp_path / "v.toml") == everything
 
 
 @pytest.mark.parametrize(

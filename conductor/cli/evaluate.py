@@ -157,7 +157,8 @@ def _cells(row: Row) -> tuple[str, ...]:
 
 
 def _heading(result: ScenarioResult) -> str:
-    return f"{result.name}: {result.summary}. Bounds in ms: {_bounds(result)}"
+    summary = f": {result.summary}" if result.summary else ""
+    return f"{result.name}{summary}. Bounds in ms: {_bounds(result)}"
 
 
 def _bounds(result: ScenarioResult) -> str:
@@ -196,7 +197,7 @@ def _clairvoyance(known: Clairvoyant) -> str:
 
 def _markdown(result: ScenarioResult) -> str:
     lines = [
-        f"**{result.name}**: {result.summary}.",
+        f"**{result.name}**: {result.summary}." if result.summary else f"**{result.name}**",
         "",
         f"Bounds in ms: {_bounds(result)}.",
         "",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from conductor.errors import DoesNotFitError, InvalidSpecError
 from conductor.ir.schedule import Schedule
-from conductor.problem.placement import stage_ranks
+from conductor.problem.placement import placement_name, stage_ranks
 from conductor.problem.spec import PipelineSpec
 from conductor.schedules import (
     dualpipe_v,
@@ -75,7 +75,8 @@ def adapt(info: ScheduleInfo, spec: PipelineSpec) -> PipelineSpec:
         return spec.on_stages(stage_ranks(info.placement, spec.num_ranks, per_rank))
     except InvalidSpecError:
         count = "any number of" if info.any_stages_per_rank else per_rank
+        given = placement_name(spec.stage_ranks, spec.num_ranks)
         raise DoesNotFitError(
             f"{info.name} needs {info.placement} placement with {count} stage(s) a rank, but the"
-            f" spec places {spec.num_stages} stages on ranks {list(spec.stage_ranks)}"
+            f" spec gives {spec.num_stages} stages in {given or 'a listed'} placement"
         ) from None

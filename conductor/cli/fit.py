@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,6 +13,8 @@ from conductor.cli.whatif import InputShareOption, TraceArgument, read
 
 if TYPE_CHECKING:
     from conductor.variation.fit import Fit
+    from conductor.variation.markov import MarkovStragglers
+    from conductor.variation.pauses import ForwardPauses
 
 EXAMPLES = (
     "conductor fit job.parquet",
@@ -55,7 +58,19 @@ def fit(
         from conductor.whatif.receives import graph_of
 
         share = INPUT_SHARE if input_share is None else input_share
-        save_spec(make_profile(graph_of(seen), input_share=share), profile)
+        spec = make_profile(graph_of(seen), input_share=share)
+        if fitted.spells is not None:
+            # The model adds them: expected times are those without.
+            forward, backward = fitted.usual_share
+            shares = {
+                "forward_ms": forward,
+                "backward_input_ms": backward,
+                "backward_weight_ms": backward,
+            }
+            spec = spec.with_(
+                **{name: tuple((spec.per_stage(name) * by).tolist()) for name, by in shares.items()}
+            )
+        save_spec(spec, profile)
         console.note(f"wrote the expected times to {profile}")
     elif input_share is not None:
         console.note("without --profile, --input-share has no effect")
@@ -75,6 +90,7 @@ def _as_json(fitted: Fit) -> dict[str, Any]:
         "quantile_errors": {f"p{100 * q:g}": e for q, e in fitted.quantile_errors.items()},
         "distance": fitted.distance,
         "num_microbatches": fitted.num_microbatches,
+        "spells": asdict(fitted.spells) if fitted.spells else None,
     }
 
 
@@ -103,10 +119,24 @@ def _print(fitted: Fit, name: str) -> None:
         f"slowest: stage {stage} of data-parallel rank {replica}, {factor:.3f} times its stage's median"
         f" ({direction})"
     )
+    if fitted.spells is not None:
+        out.print(_said(fitted.spells), soft_wrap=True)
     errors = ", ".join(f"p{100 * q:g} {100.0 * e:.2f} %" for q, e in fitted.quantile_errors.items())
     out.print(
         f"samples against {fitted.num_microbatches} traced micro-batches: correlations within"
         f" {fitted.correlation_error:.3f}, quantiles within {errors}, distributions within"
         f" {fitted.distance:.3f}",
         soft_wrap=True,
+    )
+
+
+def _said(spells: ForwardPauses | MarkovStragglers) -> str:
+    from conductor.variation.pauses import ForwardPauses
+
+    if isinstance(spells, ForwardPauses):
+        low, high = spells.pause_ms
+        return f"pauses: {100.0 * spells.chance:.2f} % of forwards are held up by {low:.4g} to {high:.4g} ms"
+    return (
+        f"slow spells: ranks turn {spells.factor:.2f} times slower before {100.0 * spells.p_slow:.2f} % of"
+        f" their actions and recover before {100.0 * spells.p_recover:.1f} %"
     )

@@ -11,6 +11,9 @@ from conductor.ir.schedule import FloatArray, Int8Array, Int32Array, Int64Array
 from conductor.ir.trace import Operation, Trace
 from conductor.problem.kind import Kind
 from conductor.variation.lognormal import LognormalNoise
+from conductor.variation.markov import MarkovStragglers
+from conductor.variation.pauses import ForwardPauses
+from conductor.variation.spells import find_spells
 from conductor.variation.step import StepFactor
 from conductor.variation.traced import TracedMicrobatches, TracedReplicas, probabilities
 from conductor.variation.variation import Factor, Product
@@ -46,6 +49,9 @@ class Fit:
         quantile_errors: greatest relative difference of the median, the 90 % and the 99 % quantile.
         distance: greatest distance of the distribution functions (Kolmogorov and Smirnov's).
         num_microbatches: traced micro-batches, over all steps and replicas.
+        spells: what comes and goes, the last part of `variation`; None: nothing does.
+        usual_share: mean duration without spells over that with them, by direction and stage: what
+            expected times are to be multiplied by where `variation` is used.
     """
 
     variation: Product
@@ -56,11 +62,14 @@ class Fit:
     quantile_errors: dict[float, float]
     distance: float
     num_microbatches: int
+    spells: ForwardPauses | MarkovStragglers | None
+    usual_share: FloatArray
 
 
 def fit(trace: Trace, *, seed: int = 0) -> Fit:
     """Fits stage, rank, step, micro-batch and own factors, in this order, each to what is left.
 
+    Before them, pauses of forwards or ranks that turn slow for a while are taken out (`find_spells`).
     What varies by chance alone is not taken for a factor: the spread of the means of ranks and steps is
     brought down by what the spread within them makes of it. In `levels` and `shares` the micro-batch's
     part is what all stages feel; what only some do counts as their own.
@@ -72,7 +81,10 @@ def fit(trace: Trace, *, seed: int = 0) -> Fit:
     Raises:
         FormatError: no step is whole.
     """
-    table, numbers = durations(trace)
+    whole, starts, numbers = _tables(trace)
+    stage_ranks = np.zeros(trace.num_stages, np.int64)
+    stage_ranks[trace.stages[trace.is_action]] = trace.ranks[trace.is_action]
+    table, spells = find_spells(whole, starts, stage_ranks)
     means = table.mean(axis=(2, 3, 4), keepdims=True)
     left = table / means
     ranks = _shrunk(left.mean(axis=(2, 4), keepdims=True), left, axes=(2, 4))
@@ -87,7 +99,8 @@ def fit(trace: Trace, *, seed: int = 0) -> Fit:
     if steps.min() < steps.max():
         parts.append(step_factor)
     # Own noise comes last: what it draws depends on the number of stages, and all before stays paired.
-    variation = Product((*parts, microbatches, noise))
+    # So do spells.
+    variation = Product((*parts, microbatches, noise, *([spells] if spells else [])))
 
     usual = np.median(table.mean(axis=(2, 4), keepdims=True), axis=3, keepdims=True)
     over = ranks * means / usual
@@ -96,7 +109,7 @@ def fit(trace: Trace, *, seed: int = 0) -> Fit:
         name: _levels(usual[k], over[k], steps[k], left[k], own)
         for k, (name, own) in enumerate(zip(DIRECTIONS, _own(microbatches, noise), strict=True))
     }
-    traced = table.reshape(2 * table.shape[1], -1)
+    traced = whole.reshape(2 * table.shape[1], -1)
     samples = _samples(variation, means[:, :, 0, 0, 0], table.shape[4], seed)
     ratios = np.quantile(samples, QUANTILES, axis=1) / np.quantile(traced, QUANTILES, axis=1)
     errors = np.abs(ratios - 1.0).max(axis=1).tolist()
@@ -114,6 +127,8 @@ def fit(trace: Trace, *, seed: int = 0) -> Fit:
         quantile_errors=dict(zip(QUANTILES, errors, strict=True)),
         distance=max(map(_distance, traced, samples)),
         num_microbatches=traced.shape[1],
+        spells=spells,
+        usual_share=(means / whole.mean(axis=(2, 3, 4), keepdims=True))[:, :, 0, 0, 0],
     )
 
 
@@ -156,6 +171,12 @@ def durations(trace: Trace) -> tuple[FloatArray, Int64Array]:
     Raises:
         FormatError: no step is whole.
     """
+    table, _, numbers = _tables(trace)
+    return table, numbers
+
+
+def _tables(trace: Trace) -> tuple[FloatArray, FloatArray, Int64Array]:
+    """As `durations`, with the starts in the same shape."""
     mine = trace.where(trace.is_action & (trace.duration_ms > 0.0))
     if not len(mine):
         raise FormatError(f"{trace.name}: no action takes any time")
@@ -167,11 +188,14 @@ def durations(trace: Trace) -> tuple[FloatArray, Int64Array]:
         int(mine.microbatches.max()) + 1,
     )  # fmt: skip
     table = np.zeros(shape)
-    np.add.at(table, (backward, mine.stages, step, replica, mine.microbatches), mine.duration_ms)
+    place = (backward, mine.stages, step, replica, mine.microbatches)
+    np.add.at(table, place, mine.duration_ms)
+    starts = np.full(shape, np.inf)
+    np.minimum.at(starts, place, mine.start_ms)
     whole = (table > 0.0).all(axis=(0, 1, 3, 4))
     if not whole.any():
         raise FormatError(f"{trace.name}: no step has every action of every replica")
-    return np.ascontiguousarray(table[:, :, whole]), numbers[whole]
+    return np.ascontiguousarray(table[:, :, whole]), starts[:, :, whole], numbers[whole]
 
 
 def _shrunk(means: FloatArray, values: FloatArray, axes: tuple[int, ...]) -> FloatArray:

@@ -2,12 +2,14 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from conductor.cli.app import main
 from conductor.interop.torch_csv import write_torch_csv
 from conductor.problem.spec_file import load_spec, save_spec
 from conductor.schedules.registry import build
+from conductor.variation import ForwardPauses
 from conductor.variation.variation_file import load_variation
 
 HEAD = "step,rank,stage,kind,microbatch,start_ms,duration_ms"
@@ -42,7 +44,7 @@ def test_json(capsys, table):
     answer = json.loads(out)
     assert list(answer) == [
         "levels", "shares", "slowest", "correlation_error", "quantile_errors", "distance",
-        "num_microbatches",
+        "num_microbatches", "spells",
     ]  # fmt: skip
     assert answer["num_microbatches"] == 20
     assert answer["levels"]["forward"]["micro-batch"] == pytest.approx(0.3, abs=0.01)
@@ -87,3 +89,28 @@ def test_a_scheduler_trains_on_it_and_goes_on(capsys, table, tmp_path):
     code, again, _ = run(capsys, "train", "--resume", file, "--json")
     assert code == 0
     assert json.loads(again)["evaluation"] == json.loads(out)["evaluation"]
+
+
+def test_pauses_are_said_and_not_counted_twice(capsys, tmp_path):
+    """Every 25th forward is held up by 50 ms: expected times are those without."""
+    pytest.importorskip("pyarrow")
+    rows, number = [HEAD], 0
+    for step in range(40):
+        clock = 0.0
+        for microbatch in range(8):
+            for rank, kind, time in ((0, "F", 10), (1, "F", 12), (1, "B", 24), (0, "B", 20)):
+                number += kind == "F"
+                taken = time + 50.0 * (kind == "F" and number % 25 == 0)
+                rows.append(f"{step},{rank},{rank},{kind},{microbatch},{clock},{taken}")
+                clock += taken
+    (tmp_path / "t.csv").write_text("\n".join(rows) + "\n")
+    files = ("--out", tmp_path / "v.toml", "--profile", tmp_path / "s.toml")
+    code, out, _ = run(capsys, "fit", tmp_path / "t.csv", *files)
+    assert code == 0
+    assert "pauses: 3.91 % of forwards are held up by 50 to 50 ms" in out  # 25 of 640
+    spec = load_spec(tmp_path / "s.toml")
+    assert spec.forward_ms == pytest.approx((10.0, 12.0))
+    backward = np.add(spec.backward_input_ms, spec.backward_weight_ms)
+    assert backward == pytest.approx((20.0, 24.0))
+    spells = load_variation(tmp_path / "v.toml").parts[-1]
+    assert spells == ForwardPauses(chance=0.039062, pause_ms=(50.0, 50.0))

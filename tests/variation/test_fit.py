@@ -1,11 +1,14 @@
 """Fits: what was put in is found again; the real traces; what cannot be fitted."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from conductor.errors import FormatError
 from conductor.interop.straggler_trace import read_straggler_trace
 from conductor.ir.trace import Operation, Trace
+from conductor.variation import ForwardPauses, MarkovStragglers
 from conductor.variation.fit import durations, fit
 
 
@@ -64,6 +67,57 @@ def test_chance_is_not_taken_for_a_factor():
         assert found.levels[direction]["rank"] < 0.006
         assert found.levels[direction]["step"] < 0.006
         assert found.levels[direction]["stage"] < 0.01
+
+
+def in_order(table):
+    """Starts one after another on each worker: all forwards of a step, then all backwards."""
+    trace = made(table)
+    direction, _, _, _, microbatch = np.indices(table.shape).reshape(5, -1)
+    return replace(trace, start_ms=(table.shape[-1] * direction + microbatch).astype(float))
+
+
+def test_pauses_of_forwards_are_found_and_leave_the_rest_as_it_was():
+    clean = known()
+    rng = np.random.default_rng(3)
+    held = rng.random(clean[0].shape) < 0.02
+    table = clean.copy()
+    table[0] += held * rng.uniform(20.0, 60.0, held.shape)
+    found, without = fit(in_order(table)), fit(in_order(clean))
+    assert isinstance(found.spells, ForwardPauses)
+    assert found.spells.chance == pytest.approx(held.mean(), rel=0.02)
+    assert found.spells.pause_ms == pytest.approx((20.0, 60.0), rel=0.05)
+    assert found.variation.parts[-1] == found.spells
+    for direction in ("forward", "backward"):
+        assert found.levels[direction] == pytest.approx(
+            without.levels[direction], rel=0.05, abs=2e-4
+        )
+    assert found.usual_share == pytest.approx(
+        clean.mean(axis=(2, 3, 4)) / table.mean(axis=(2, 3, 4)), rel=0.002
+    )
+    assert without.spells is None
+    assert (without.usual_share == 1.0).all()
+
+
+def test_ranks_that_turn_slow_for_a_while_are_found():
+    clean = known()
+    rng = np.random.default_rng(4)
+    slow = np.zeros((4, 60, 6, 32), bool)  # by stage, step, replica and place in the rank's order
+    for place in range(1, 32):
+        chance = rng.random(slow.shape[:3])
+        slow[..., place] = np.where(slow[..., place - 1], chance >= 0.25, chance < 0.02)
+    table = clean * np.where(np.stack((slow[..., :16], slow[..., 16:])), 1.8, 1.0)
+    found = fit(in_order(table))
+    assert isinstance(found.spells, MarkovStragglers)
+    assert found.spells.factor == pytest.approx(1.8, rel=0.02)
+    assert found.spells.p_slow == pytest.approx(0.02, rel=0.15)
+    assert found.spells.p_recover == pytest.approx(0.25, rel=0.15)
+    assert found.levels["forward"]["own"] == pytest.approx(0.005, rel=0.3)
+
+
+def test_slow_actions_that_do_not_follow_each_other_are_no_spell():
+    table = known()
+    table[np.random.default_rng(6).random(table.shape) < 0.02] *= 1.8
+    assert fit(in_order(table)).spells is None
 
 
 def test_a_job_without_variation():

@@ -38,19 +38,32 @@ class UsageError(ConductorError):
     """Options that do not go together: the message says which."""
 
 
-def chosen_variation(noise: float | None, variation_file: Path | None) -> Variation | None:
+def chosen_variation(
+    noise: float | None, variation_file: Path | None, *, links: bool = False
+) -> Variation | None:
     """The variation of `--noise` or `--variation`; None where neither is given, or a noise of 0.
 
+    Args:
+        noise: of `--noise`.
+        variation_file: of `--variation`.
+        links: whether the command takes delays of links.
+
     Raises:
-        UsageError: both are given.
+        UsageError: both are given, or the file delays links and the command does not take that.
         ConductorError: the level or the file is wrong.
     """
     if variation_file is not None:
         if noise is not None:
             raise UsageError("give one of --noise X and --variation FILE")
+        from conductor.variation.links import LinkDelay
         from conductor.variation.variation_file import load_variation
 
-        return load_variation(variation_file)
+        variation = load_variation(variation_file)
+        if not links and any(isinstance(part, LinkDelay) for part in variation.parts):
+            raise UsageError(
+                f"{variation_file} delays links, which only `simulate` and `evaluate` take into account"
+            )
+        return variation
     if not noise:
         return None
     from conductor.variation.uniform import UniformNoise

@@ -80,7 +80,7 @@ def simulate(
     from conductor.simulator.simulate import simulate as run
     from conductor.variation.links import split_links
 
-    model = chosen_variation(noise, variation)
+    model = chosen_variation(noise, variation, links=True)
     profile = chosen_spec(preset, spec)
     order = read_torch_csv(schedule)
     validate(order, profile)

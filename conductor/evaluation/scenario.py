@@ -18,6 +18,7 @@ from conductor.variation import (
     Product,
     UniformNoise,
     Variation,
+    split_links,
 )
 from conductor.variation.variation_file import load_variation
 
@@ -40,6 +41,18 @@ class Scenario:
     variation: Variation = field(default_factory=NoVariation)
     actual_transfer_ms: float | tuple[float, ...] | None = None
     summary: str = ""
+
+    def __post_init__(self) -> None:
+        """Moves delays of links from the variation to the links as they are.
+
+        Raises:
+            InvalidSpecError: the links are others than the spec's.
+        """
+        known = self.actual_spec
+        variation, actual = split_links(self.variation, known)
+        if actual is not known:
+            object.__setattr__(self, "variation", variation)
+            object.__setattr__(self, "actual_transfer_ms", actual.transfer_ms)
 
     @property
     def actual_spec(self) -> PipelineSpec:

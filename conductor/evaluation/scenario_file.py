@@ -12,7 +12,6 @@ from conductor.errors import ConductorError, FormatError
 from conductor.evaluation.scenario import Scenario
 from conductor.problem.presets import load_preset
 from conductor.problem.spec_file import load_spec
-from conductor.variation.links import split_links
 from conductor.variation.variation import Product
 from conductor.variation.variation_file import factor_of, load_variation
 
@@ -63,17 +62,11 @@ def load_scenario_file(path: str | Path) -> Scenario:
         parts = (
             load_variation(path.parent / file.variation_file).parts if file.variation_file else ()
         )
-        actual = (
-            spec
-            if file.actual_transfer_ms is None
-            else spec.with_(transfer_ms=file.actual_transfer_ms)
-        )
-        variation, actual = split_links(Product((*parts, *map(factor_of, file.variation))), actual)
         scenario = Scenario(
             name=path.stem,
             spec=spec,
-            variation=variation,
-            actual_transfer_ms=None if actual is spec else actual.transfer_ms,
+            variation=Product((*parts, *map(factor_of, file.variation))),
+            actual_transfer_ms=file.actual_transfer_ms,
             summary=file.summary,
         )
     except ConductorError as error:

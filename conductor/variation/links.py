@@ -45,10 +45,7 @@ class LinkDelay(Factor):
         Raises:
             InvalidSpecError: always.
         """
-        raise InvalidSpecError(
-            "the variation delays links, which only `conductor simulate` and `conductor evaluate` take into"
-            " account"
-        )
+        raise InvalidSpecError("the variation delays links, which durations do not hold")
 
     def delayed(self, spec: PipelineSpec) -> PipelineSpec:
         """The spec with its links as they are.

@@ -101,6 +101,7 @@ def new_training(
     device: str = "cpu",
 ) -> Training:
     """A training that has not begun. The network's weights depend on the seed alone."""
+    _one_torch_thread()
     network = ActorCritic(
         state_dim=NUM_FEATURES,
         hidden=config.hidden,
@@ -139,8 +140,7 @@ def train(
     Returns:
         Whether it came to the end. Ctrl-C stops it between two updates, where it can be resumed exactly.
     """
-    # Torch's matrices here are too small to share: on a busy machine two threads take ten times as long.
-    torch.set_num_threads(1)
+    _one_torch_thread()
     with _interrupts() as interrupted:
         while not training.done and not interrupted():
             if training.expert is None:
@@ -150,6 +150,12 @@ def train(
             _validate(training, threads)
             on_update(training)
     return training.done
+
+
+def _one_torch_thread() -> None:
+    """Matrices here are too small to share (on a busy machine two threads take ten times as long), and the
+    last bits of what is shared, first weights among them, depend on the number of threads."""
+    torch.set_num_threads(1)
 
 
 def _clone(training: Training, threads: int) -> None:

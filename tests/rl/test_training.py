@@ -87,6 +87,21 @@ def test_equal_seeds_give_equal_weights_whatever_the_threads() -> None:
     assert one.history == other.history
 
 
+def test_first_weights_depend_on_the_seed_alone_whatever_torchs_threads() -> None:
+    def first_layer() -> np.ndarray:
+        made = start_training(load_preset("gpt-like"), NoVariation(), PAPER, num_episodes=0, seed=0)
+        return made.network.weights()[0]
+
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        shared = first_layer()
+        torch.set_num_threads(1)
+        assert np.array_equal(first_layer(), shared)
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_a_resumed_training_ends_as_if_it_had_not_stopped(tmp_path: Path) -> None:
     straight, stopped = quick_training(48), quick_training(48)
     train(straight)

@@ -6,9 +6,6 @@ import time
 import traceback
 from datetime import timedelta
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")
-os.environ.setdefault("NUMBA_NUM_THREADS", "1")
-
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["conductor.runtime.executor", "tests.runtime.ranks"])
 

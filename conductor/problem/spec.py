@@ -72,7 +72,9 @@ class PipelineSpec:
         for name in ("num_ranks", "num_microbatches", "stages_per_rank"):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise InvalidSpecError(f"{name} must be a whole number of at least 1, not {value!r}")
+                raise InvalidSpecError(
+                    f"{name} must be a whole number of at least 1, not {value!r}"
+                )
         self._check_placement()
         for name in ("forward_ms", "backward_input_ms", "backward_weight_ms", "activation_memory"):
             self._check_numbers(name, self.num_stages, "stages")
@@ -115,9 +117,7 @@ class PipelineSpec:
         if isinstance(value, Sequence) and not isinstance(value, str):
             value = tuple(float(number) for number in value)
             if len(value) != length:
-                raise InvalidSpecError(
-                    f"{name} lists {len(value)} numbers for {length} {what}"
-                )
+                raise InvalidSpecError(f"{name} lists {len(value)} numbers for {length} {what}")
             numbers = value
         else:
             value = float(value)

@@ -113,15 +113,16 @@ class PipelineSpec:
             )
 
     def _check_numbers(self, name: str, length: int, what: str) -> None:
-        value = getattr(self, name)
-        if isinstance(value, Sequence) and not isinstance(value, str):
-            value = tuple(float(number) for number in value)
-            if len(value) != length:
-                raise InvalidSpecError(f"{name} lists {len(value)} numbers for {length} {what}")
-            numbers = value
-        else:
-            value = float(value)
-            numbers = (value,)
+        try:
+            given = np.asarray(getattr(self, name), np.float64)
+        except (TypeError, ValueError):
+            raise InvalidSpecError(
+                f"{name} must be a number or a list of numbers, not {getattr(self, name)!r}"
+            ) from None
+        if given.ndim and given.shape != (length,):
+            raise InvalidSpecError(f"{name} lists {len(given)} numbers for {length} {what}")
+        value = tuple(given.tolist()) if given.ndim else float(given)
+        numbers = value if isinstance(value, tuple) else (value,)
         object.__setattr__(self, name, value)
         for index, number in enumerate(numbers):
             if not (math.isfinite(number) and number >= 0.0):

@@ -76,7 +76,7 @@ def test_proved_optima_of_tight_memory_on_a_small_v(limit, optimum):
     proves(uneven(4, 8, limit), optimum, placement="v", time_limit_s=120)
 
 
-@pytest.mark.slow
+@pytest.mark.timing
 @pytest.mark.parametrize(("limit", "at_most"), [(5, 547.3), (4, 615.7)])
 def test_tight_memory_on_a_large_v(limit, at_most):
     result = solve(uneven(8, 16, limit), placement="v", time_limit_s=120)

@@ -88,7 +88,7 @@ class Profiler:
             "backward_weight_ms": medians("W", plan.num_stages),
             "transfer_ms": medians("transfer", plan.num_stages - 1, 0.0),
         }
-        return PipelineSpec(name=name, source=source, **{**given, **fields})  # type: ignore[arg-type]
+        return PipelineSpec(name=name, source=source, **{**given, **fields})  # type: ignore[arg-type]  # checked there
 
     def spread(self) -> dict[str, float]:
         """Interquartile range over median, by kind, the median of all stages; every rank calls it."""

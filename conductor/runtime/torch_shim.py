@@ -22,7 +22,7 @@ from conductor.errors import ConductorError
 try:
     from torch.distributed.pipelining._utils import InferenceMode
 except ImportError:  # before 2.11: stages with static arguments need no mode
-    InferenceMode = None  # type: ignore[assignment,misc]
+    InferenceMode = None  # type: ignore[assignment,misc]  # older torch
 
 
 def has_static_shapes(stage: Any) -> bool:

@@ -182,9 +182,8 @@ def plan_times(p, busy):
 
 
 @numba.njit(cache=True, nogil=True)
-def reset(p, s, busy):
-    """Starts an episode under realised times `busy` and goes to the first decision."""
-    num_ranks, num_microbatches = len(p.limits), p.actions.shape[1]
+def clear(p, s):
+    """Where nothing has started and nobody is to be asked."""
     s.cursor[:] = 0
     s.arrived[:] = 0
     s.ends[:] = np.inf
@@ -200,16 +199,28 @@ def reset(p, s, busy):
     s.counts[LEFT] = len(p.ranks)
     s.work[:] = 0.0
     s.rest[:] = 0
+    s.plan_cursor[:] = p.rank_offsets[:-1]
+    for stream in range(len(p.actions)):
+        s.ready[stream] = ready_time(p, s.ends, p.actions[stream, 0])
+    leaves = len(s.wake)
+    for rank in range(leaves):
+        s.tree[leaves + rank] = rank
+    for node in range(leaves - 1, 0, -1):
+        s.tree[node] = s.tree[2 * node]
+
+
+@numba.njit(cache=True, nogil=True)
+def reset(p, s, busy):
+    """Starts an episode under realised times `busy` and goes to the first decision."""
+    num_ranks, num_microbatches = len(p.limits), p.actions.shape[1]
+    clear(p, s)
     for i in range(len(p.ranks)):
         if p.streams[i] % 3 != W:
             s.work[p.ranks[i], 0] += busy[i]
             s.rest[p.ranks[i], 0] += 1
         s.work[p.ranks[i], 1] += busy[i]
         s.rest[p.ranks[i], 1] += 1
-    for stream in range(len(p.actions)):
-        s.ready[stream] = ready_time(p, s.ends, p.actions[stream, 0])
     for rank in range(num_ranks):
-        s.plan_cursor[rank] = p.rank_offsets[rank]
         stage = p.local_stages[rank, 0]
         s.head[rank] = 0.0
         for other in range(stage):
@@ -220,11 +231,6 @@ def reset(p, s, busy):
             i = p.actions[other * 3 + I, num_microbatches - 1]
             j = p.actions[(other - 1) * 3 + I, num_microbatches - 1]
             s.chain[rank] += lag_between(p, i, j) + busy[j]
-    leaves = len(s.wake)
-    for rank in range(leaves):
-        s.tree[leaves + rank] = rank
-    for node in range(leaves - 1, 0, -1):
-        s.tree[node] = s.tree[2 * node]
     for rank in range(num_ranks):
         refresh(p, s, rank)
     s.numbers[POTENTIAL] = potential(p, s)
@@ -379,48 +385,63 @@ def next_decision(p, s, busy):
                 s.numbers[NOW] = max(s.numbers[NOW], s.free_at[other])
         else:
             s.numbers[NOW] = s.wake[rank]
-        now = s.numbers[NOW]
-        choices, pending, num_choices, only = 0, False, 0, 0
-        for v in range(p.local_stages.shape[1]):
-            stage = p.local_stages[rank, v]
-            if stage < 0:
-                break
-            for kind in range(3):
-                stream = stage * 3 + kind
-                if s.cursor[stream] == p.actions.shape[1]:
-                    continue
-                i = p.actions[stream, s.cursor[stream]]
-                if kind == F and not fits(p, s, rank, stage, i):
-                    continue
-                if s.ready[stream] <= now:
-                    choices |= 1 << (3 * v + kind)
-                    num_choices += 1
-                    only = i
-                else:
-                    pending = True
-        if pending and not s.counts[STALLED]:
-            choices |= 1 << (3 * p.local_stages.shape[1])
-        elif num_choices == 1:
-            start(p, s, busy, only)
-            continue
-        s.counts[RANK] = rank
-        s.counts[CHOICES] = choices
-        s.counts[DECISIONS] += 1
-        return
+        only = ask(p, s, rank)
+        if only < 0:
+            return
+        start(p, s, busy, only)
+
+
+@counting_nothing
+def ask(p, s, rank):
+    """Notes what a rank may choose from now; the action that is left to it where that is no choice, else -1."""
+    now, wait = s.numbers[NOW], 3 * p.local_stages.shape[1]
+    choices, pending, num_choices, only = 0, False, 0, 0
+    for v in range(p.local_stages.shape[1]):
+        stage = p.local_stages[rank, v]
+        if stage < 0:
+            break
+        for kind in range(3):
+            stream = stage * 3 + kind
+            if s.cursor[stream] == p.actions.shape[1]:
+                continue
+            i = p.actions[stream, s.cursor[stream]]
+            if kind == F and not fits(p, s, rank, stage, i):
+                continue
+            if s.ready[stream] <= now:
+                choices |= 1 << (3 * v + kind)
+                num_choices += 1
+                only = i
+            else:
+                pending = True
+    if pending and not s.counts[STALLED]:
+        choices |= 1 << wait
+    elif num_choices == 1:
+        return only
+    s.counts[RANK] = rank
+    s.counts[CHOICES] = choices
+    s.counts[DECISIONS] += 1
+    return -1
 
 
 @counting_nothing
 def step(p, s, busy, slot):
     """Carries out a choice and goes on to the next decision."""
-    rank = s.counts[RANK]
-    wait = 3 * p.local_stages.shape[1]
+    i = chosen(p, s, slot)
+    if i >= 0:
+        start(p, s, busy, i)
+    next_decision(p, s, busy)
+
+
+@counting_nothing
+def chosen(p, s, slot):
+    """The action that the deciding rank's choice means; -1 after a wait, which is noted."""
+    rank, wait = s.counts[RANK], 3 * p.local_stages.shape[1]
     if slot == wait:
         s.declined[rank] = s.counts[CHOICES] & ~(1 << wait)
         refresh(p, s, rank)
-    else:
-        stream = p.local_stages[rank, slot // 3] * 3 + slot % 3
-        start(p, s, busy, p.actions[stream, s.cursor[stream]])
-    next_decision(p, s, busy)
+        return -1
+    stream = p.local_stages[rank, slot // 3] * 3 + slot % 3
+    return p.actions[stream, s.cursor[stream]]
 
 
 @counting_nothing
@@ -716,6 +737,56 @@ def step_batch(p, s, busy, slots, observations, rewards):
             observe(p, one, busy[e], observations[e])
         else:
             observations[e] = 0.0
+
+
+@numba.njit(cache=True, nogil=True)
+def decide_locally(
+    p, s, weights, busy, rank, now, timed_out, observation, hidden, other, row, logits
+):
+    """The action that a rank of a real run is to start now, -1 to wait. Its state has its own part only:
+    `busy` and `ends` of its own actions and of those behind the messages that have come."""
+    if s.wake[rank] > now and not (timed_out and s.declined[rank]):
+        return -1
+    s.numbers[NOW] = now
+    s.counts[STALLED] = timed_out
+    only = ask(p, s, rank)
+    if only >= 0:
+        return only
+    observe(p, s, busy, observation)
+    network(weights, observation, num_local(p, s), hidden, other, row, logits)
+    return chosen(p, s, pick(logits, s.counts[CHOICES], -1.0))
+
+
+@counting_nothing
+def end_locally(p, s, busy, i, began, realised):
+    """An action of a rank of a real run has ended."""
+    s.numbers[NOW] = began
+    busy[i] = realised
+    start(p, s, busy, i)
+
+
+@counting_nothing
+def arrive_locally(p, s, busy, i, time, realised):
+    """What action i waits for from another rank has come; that took `realised` to do. Such inputs have no lag
+    here: they end when they arrive."""
+    for slot in range(p.inputs.shape[1]):
+        j = p.inputs[i, slot]
+        if j < 0:
+            break
+        if p.ranks[j] != p.ranks[i]:
+            s.ends[j] = time
+            busy[j] = realised
+    stream = p.streams[i]
+    if p.microbatches[i] == s.cursor[stream]:
+        s.ready[stream] = ready_time(p, s.ends, i)
+        refresh(p, s, p.ranks[i])
+
+
+@counting_nothing
+def begin_locally(p, s, rank):
+    """A step of a rank of a real run begins."""
+    clear(p, s)
+    refresh(p, s, rank)
 
 
 @numba.njit(cache=True, nogil=True)

@@ -89,16 +89,16 @@ def split(
     return time, given
 
 
-class Reference:
-    """One step of a prepared schedule; `makespan_ms`, `actions` and `helps` hold the outcome."""
+class Knowledge:
+    """Where every rank and action stands, and the greedy choice of lenders from that.
 
-    def __init__(self, prepared: Prepared, durations_ms: FloatArray) -> None:
+    Knows expected times only; the runtime keeps one on every rank, up to date by messages.
+    """
+
+    def __init__(self, prepared: Prepared) -> None:
         self.layout = prepared.layout
         self.costs = prepared.costs
         self.rules = prepared.rules
-        own, factors = prepared.realise(durations_ms)
-        self.durations: list[float] = own[0].tolist()
-        self.factors: list[float] = factors[0].tolist()
         self.ranks = [_Rank() for _ in range(prepared.program.num_ranks)]
         self.actions = [_Action(missing=int((row >= 0).sum())) for row in self.layout.inputs]
         self.helps: list[Help] = []
@@ -108,23 +108,6 @@ class Reference:
                 self.layout.stream_offsets[:-1], self.layout.stream_offsets[1:], strict=True
             )
         ]
-        self.makespan_ms = self._run()
-
-    def _run(self) -> float:
-        for rank in range(len(self.ranks)):
-            self._dispatch(rank, 0.0)
-        while True:
-            now, rank = min((state.event_ms, rank) for rank, state in enumerate(self.ranks))
-            if now == math.inf:
-                break
-            step = {
-                "idle": self._begin, "help": self._finish_help, "run": self._boundary,
-                "end": self._finish,
-            }[self.ranks[rank].doing]  # fmt: skip
-            step(rank, now)
-        if any(action.status != "ended" for action in self.actions):
-            return math.inf
-        return max(action.end_ms for action in self.actions)
 
     def _heads(self, rank: int) -> list[int]:
         first, last = self.layout.rank_streams[rank : rank + 2]
@@ -156,23 +139,6 @@ class Reference:
             held -= float(self.layout.freed[k])
         return True
 
-    def _next(self, rank: int, now: float) -> None:
-        choices = [
-            (max(now, self.actions[i].arrival_ms), int(self.layout.priority[i]), i)
-            for i in self._heads(rank)
-            if self.actions[i].missing == 0
-        ]
-        time, _, action = min(choices, default=(math.inf, 0, -1))
-        state = self.ranks[rank]
-        state.doing, state.event_ms, state.action = "idle", time, action
-
-    def _dispatch(self, rank: int, now: float) -> None:
-        if self.ranks[rank].pending is not None:
-            self._begin_help(rank, now)
-        else:
-            self.ranks[rank].free_ms = now
-            self._next(rank, now)
-
     def _expected_start(self, i: int, now: float) -> float:
         layout = self.layout
         ready = self.actions[i].arrival_ms
@@ -203,7 +169,7 @@ class Reference:
             times.append(time + self.rules.delay_share * spare if spare > 0.0 else time)
         return min(times)
 
-    def _decide(
+    def decide(
         self,
         rank: int,
         now: float,
@@ -213,6 +179,11 @@ class Reference:
         parts: int,
         inside: bool,
     ) -> tuple[float, list[tuple[int, int]]]:
+        """Lenders and their parts for the rank's running action; arguments as of `kernels.decide`.
+
+        Returns:
+            The expected time until the action's work is done, here or there; (lender, parts) pairs.
+        """
         i = self.ranks[rank].action
         room = self.rules.max_lenders - len(self.actions[i].helps)
         late = now - float(self.rules.latest_start_ms[i])
@@ -265,6 +236,54 @@ class Reference:
         whole = float(self.costs.lend_ms[self.costs.kinds[i], self.costs.stages[i], lender])
         return whole * (float(self.costs.movable[i]) / self.costs.parts) + self.costs.part_ms
 
+    def _free_after(self, entry: Help, now: float) -> float:
+        work = self._part_ms(entry.action, entry.lender) * entry.parts
+        return max(now, entry.expected_ready_ms) + self.costs.latency_ms + work
+
+
+class Reference(Knowledge):
+    """One step of a prepared schedule; `makespan_ms`, `actions` and `helps` hold the outcome."""
+
+    def __init__(self, prepared: Prepared, durations_ms: FloatArray) -> None:
+        super().__init__(prepared)
+        own, factors = prepared.realise(durations_ms)
+        self.durations: list[float] = own[0].tolist()
+        self.factors: list[float] = factors[0].tolist()
+        self.makespan_ms = self._run()
+
+    def _run(self) -> float:
+        for rank in range(len(self.ranks)):
+            self._dispatch(rank, 0.0)
+        while True:
+            now, rank = min((state.event_ms, rank) for rank, state in enumerate(self.ranks))
+            if now == math.inf:
+                break
+            step = {
+                "idle": self._begin, "help": self._finish_help, "run": self._boundary,
+                "end": self._finish,
+            }[self.ranks[rank].doing]  # fmt: skip
+            step(rank, now)
+        if any(action.status != "ended" for action in self.actions):
+            return math.inf
+        return max(action.end_ms for action in self.actions)
+
+    def _next(self, rank: int, now: float) -> None:
+        choices = [
+            (max(now, self.actions[i].arrival_ms), int(self.layout.priority[i]), i)
+            for i in self._heads(rank)
+            if self.actions[i].missing == 0
+        ]
+        time, _, action = min(choices, default=(math.inf, 0, -1))
+        state = self.ranks[rank]
+        state.doing, state.event_ms, state.action = "idle", time, action
+
+    def _dispatch(self, rank: int, now: float) -> None:
+        if self.ranks[rank].pending is not None:
+            self._begin_help(rank, now)
+        else:
+            self.ranks[rank].free_ms = now
+            self._next(rank, now)
+
     def _lend(
         self,
         rank: int,
@@ -288,10 +307,6 @@ class Reference:
                 self._begin_help(lender, now)
         self.actions[i].outstanding += len(choice)
         return sum(parts for _, parts in choice)
-
-    def _free_after(self, entry: Help, now: float) -> float:
-        work = self._part_ms(entry.action, entry.lender) * entry.parts
-        return max(now, entry.expected_ready_ms) + self.costs.latency_ms + work
 
     def _begin_help(self, lender: int, now: float) -> None:
         state = self.ranks[lender]
@@ -327,7 +342,7 @@ class Reference:
         if movable > 0.0 and limit > 0 and not self.rules.postpone:
             half = expected * (1.0 - movable) * 0.5
             saved = expected * movable / self.costs.parts
-            time, choice = self._decide(rank, now, expected, saved, half, limit, False)
+            time, choice = self.decide(rank, now, expected, saved, half, limit, False)
             if choice:
                 moved = self._lend(rank, now, real * (1.0 - movable) * 0.5, half, choice)
                 local = real * (1.0 - movable * moved / self.costs.parts)
@@ -358,7 +373,7 @@ class Reference:
         parts = state.local_parts * (blocks - 1) // blocks
         saved = expected * slow * movable / self.costs.parts
         half = max(action.start_ms + expected * slow * (1.0 - movable) * 0.5 - now, 0.0)
-        time, choice = self._decide(rank, now, left, saved, half, parts, True)
+        time, choice = self.decide(rank, now, left, saved, half, parts, True)
         if choice:
             moved = self._lend(rank, now, half, half, choice)
             left -= saved * moved

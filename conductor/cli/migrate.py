@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from conductor.cli.options import JsonOption, PresetOption, SpecOption, UsageError, chosen_spec
+from conductor.cli.report import check_name, write
 
 if TYPE_CHECKING:
     from conductor.migration.blocks.advice import Advice
+    from conductor.migration.blocks.plan import BlockPlan
     from conductor.migration.plan import MigrationPlan
     from conductor.problem.spec import PipelineSpec
 
@@ -66,16 +70,25 @@ def migrate(
     keep_times: Annotated[
         bool, typer.Option("--keep-times", help="The spec's times as they are, on any hardware.")
     ] = False,
+    report: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Show the steps, with and without moving work, as `conductor report` does.",
+        ),
+    ] = None,
     json: JsonOption = False,
 ) -> None:
     """Whether moving work between ranks pays, what, how much, and why not."""
+    if report is not None:
+        check_name(report)
     problem = chosen_spec(preset, spec)
     if microbatches is not None:
         problem = problem.with_(num_microbatches=microbatches)
     if model_shape is None:
         if hardware or topology or ranks_per_node or link_gb_per_s or shared_port or keep_times:
             raise UsageError("the hardware's options need --model-shape")
-        _simple(problem, json)
+        _simple(problem, report, json=json)
         return
     if topology is not None and ranks_per_node is not None:
         raise UsageError("give one of --topology and --ranks-per-node")
@@ -98,7 +111,10 @@ def migrate(
     )
     if not keep_times:
         problem = on_hardware(problem, model)
-    advice = advise(problem, model)
+    plans: list[BlockPlan] = []
+    advice = advise(problem, model, on_plan=plans.append)
+    if report is not None:
+        _write(problem, plans, report)
     if json:
         from conductor.cli import console
 
@@ -142,12 +158,25 @@ def _print(advice: Advice, title: str) -> None:
     out.print(table)
 
 
-def _simple(problem: PipelineSpec, json: bool) -> None:
+def _write(problem: PipelineSpec, plans: Sequence[MigrationPlan | BlockPlan], out: Path) -> None:
+    from conductor.report.simulated import planned, simulated
+
+    entries = []
+    for plan in plans:
+        name = plan.schedule.name
+        alone = simulated(problem, plan.schedule, title=name, execution=plan.execution)
+        entries += [alone, planned(plan, title=f"{name}, migrating")]
+    write(entries, out, name=problem.name)
+
+
+def _simple(problem: PipelineSpec, report: Path | None, *, json: bool) -> None:
     """The simple model: the best plan found, without a model's shape."""
     from conductor.cli import console
     from conductor.migration.plan import plan_migration
 
     plan = plan_migration(problem)
+    if report is not None:
+        _write(problem, [plan], report)
     answer = _simple_json(plan)
     if json:
         console.print_json(answer)

@@ -65,6 +65,13 @@ def report(
             "--migrate", help="Show each schedule with work moved between ranks too (simple model)."
         ),
     ] = False,
+    memory: Annotated[
+        bool,
+        typer.Option(
+            "--memory/--no-memory",
+            help="In a picture, the memory of the ranks under each timeline.",
+        ),
+    ] = True,
     out: Annotated[
         Path,
         typer.Option(
@@ -73,10 +80,7 @@ def report(
     ] = Path("report.html"),
 ) -> None:
     """One page, or a picture, of schedules and runs: timelines, idle time and why, memory."""
-    from conductor.cli import console
-
-    if out.suffix not in (".html", *PICTURES):
-        raise UsageError(f"{out}: a report ends in .html, {', '.join(PICTURES)}")
+    check_name(out)
     schedules, runs = _sorted_inputs(inputs or [])
     if runs and not (schedules or schedule) and (preset or spec or migrate):
         raise UsageError(
@@ -90,6 +94,23 @@ def report(
         name = problem.name
         orders = _orders(problem, schedules, titles, schedule or [], best)
         entries += _simulated(problem, orders, execution, migrate)
+    write(entries, out, name=name, memory=memory)
+
+
+def check_name(out: Path) -> None:
+    """Refuses a file that is no report by its name.
+
+    Raises:
+        UsageError: it ends otherwise.
+    """
+    if out.suffix not in (".html", *PICTURES):
+        raise UsageError(f"{out}: a report ends in .html, {', '.join(PICTURES)}")
+
+
+def write(entries: list[Entry], out: Path, *, name: str, memory: bool = True) -> None:
+    """Writes a page or a picture, and says so."""
+    from conductor.cli import console
+
     if out.suffix == ".html":
         from conductor.report.page import write_page
 
@@ -99,7 +120,7 @@ def report(
     else:
         from conductor.report.picture import write_picture
 
-        write_picture(entries, out)
+        write_picture(entries, out, memory=memory)
     console.note(f"wrote {', '.join(entry.title for entry in entries)} to {out}")
 
 

@@ -20,19 +20,30 @@ class Helps:
         actions: int32, program index of the action helped.
         lenders: int32, the rank that helps.
         parts: int32, parts of the action that it does.
-        of_parts: parts that can move of an action.
+        of_parts: parts that can move: of every action, or an int32 a help.
         decided_ms: when it was decided.
         start_ms: from then on the lender is occupied.
         end_ms: until then.
+        pieces: what each moves, where not all is alike.
     """
 
     actions: Int32Array
     lenders: Int32Array
     parts: Int32Array
-    of_parts: int
+    of_parts: int | Int32Array
     decided_ms: FloatArray
     start_ms: FloatArray
     end_ms: FloatArray
+    pieces: tuple[str, ...] = ()
+
+    @property
+    def does(self) -> list[str]:
+        """What each does, in words."""
+        totals = np.broadcast_to(self.of_parts, len(self.parts)).tolist()
+        texts = [f"{n} of {of} parts" for n, of in zip(self.parts.tolist(), totals, strict=True)]
+        if not self.pieces:
+            return texts
+        return [f"{text}, {piece}" for text, piece in zip(texts, self.pieces, strict=True)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -144,8 +155,10 @@ def memory_steps(timeline: Timeline, rank: int) -> tuple[FloatArray, FloatArray]
     own = timeline.sequence[program.rank_offsets[rank] : program.rank_offsets[rank + 1]]
     times = np.stack((timeline.start_ms[own], timeline.end_ms[own]), axis=1).ravel()
     changes = np.stack((program.allocated[own], -program.freed[own]), axis=1).ravel()
-    keep = changes != 0.0
-    return times[keep], np.cumsum(changes[keep])
+    # Both of an overlapping pair start before either ends.
+    order = np.argsort(times, kind="stable")
+    order = order[changes[order] != 0.0]
+    return times[order], np.cumsum(changes[order])
 
 
 def size_of(timeline: Timeline) -> str:

@@ -55,7 +55,6 @@ def pack(entry: Entry) -> dict[str, Any]:
         arrays |= {
             "helpAction": _packed(place[entry.helps.actions], "u4"),
             "helpLender": _packed(entry.helps.lenders, "u2"),
-            "helpParts": _packed(entry.helps.parts, "u4"),
             "helpDecided": times(entry.helps.decided_ms),
             "helpStart": times(entry.helps.start_ms),
             "helpEnd": times(entry.helps.end_ms),
@@ -72,7 +71,7 @@ def pack(entry: Entry) -> dict[str, Any]:
         "freed": _by_kind_and_stage(program, program.freed),
         "limits": [float(limit) if np.isfinite(limit) else None for limit in program.memory_limits],
         "peaks": timeline.peak_memory.tolist(),
-        "ofParts": 0 if entry.helps is None else entry.helps.of_parts,
+        "helpDoes": [] if entry.helps is None else entry.helps.does,
         "arrays": arrays,
     }
 

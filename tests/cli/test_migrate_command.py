@@ -1,6 +1,7 @@
 """`conductor migrate`: says what pays, says no, and refuses every bad input in one sentence."""
 
 import json
+import re
 
 import pytest
 
@@ -32,6 +33,32 @@ def test_nvlink_pairs_pay(capsys):
     slices = {entry["link"]: entry for entry in answer["pieces"] if entry["piece"] == "mlp"}
     assert slices["nvlink"]["helped_ms"] < slices["infiniband"]["helped_ms"]
     assert slices["nvlink"]["why_not"] is None
+
+
+def test_the_steps_by_blocks_are_shown_as_a_page(capsys, tmp_path):
+    page = tmp_path / "blocks.html"
+    command = ("--preset", "gpt-1.5b-p8-m24", "--microbatches", "8", "--ranks-per-node", "8",
+               "--model-shape", "hidden=2304,heads=24,sequence=1024,layers=22")  # fmt: skip
+    code, out, err = run(capsys, *command, "--report", page, "--json")
+    assert code == 0
+    assert err == f"wrote zb-1p, zb-1p, migrating, zb-v, zb-v, migrating to {page}\n"
+    entries = json.loads(re.search(r"const PAGE = (.*);\n", page.read_text())[1])["entries"]
+    steps = json.loads(out)["steps"]
+    assert any(step["helps"] for step in steps)
+    for step, alone, moved in zip(steps, entries[::2], entries[1::2], strict=True):
+        assert alone["helpDoes"] == []
+        assert len(moved["helpDoes"]) == step["helps"]
+        assert all(re.fullmatch(r"\d+ of \d+ parts, \w+", text) for text in moved["helpDoes"])
+        assert alone["makespan"] == pytest.approx(step["without_ms"])
+        # Gradients of moved weights come home after the last action.
+        assert moved["makespan"] <= step["with_ms"] + 1e-9
+
+
+def test_the_step_of_the_simple_model_is_shown_as_a_page(capsys, tmp_path):
+    page = tmp_path / "simple.html"
+    code, _, err = run(capsys, "--preset", "paper", "--report", page)
+    assert (code, err) == (0, f"wrote zb-1p, zb-1p, migrating to {page}\n")
+    assert "of 32 parts" in page.read_text()
 
 
 def test_a_slow_link_and_short_sequences_do_not(capsys):

@@ -12,6 +12,7 @@ from time import perf_counter
 import numpy as np
 import pytest
 
+from conductor.cli.app import main
 from conductor.interop.read_trace import read_trace
 from conductor.problem.kind import Kind
 from conductor.problem.presets import load_preset
@@ -93,7 +94,8 @@ def pixel(page, point):
 def tip_of(page):
     """Heading and rows of the tip."""
     terms, texts = page.locator("#tip dt"), page.locator("#tip dd")
-    rows = dict(zip(terms.all_inner_texts(), texts.all_inner_texts(), strict=True))
+    plain = [text.replace("\u00a0", " ") for text in texts.all_inner_texts()]
+    rows = dict(zip(terms.all_inner_texts(), plain, strict=True))
     return page.locator("#tip strong").inner_text(), rows
 
 
@@ -432,6 +434,41 @@ def test_at_phone_width_nothing_is_cut_off_and_fingers_pan_and_pinch(show, zero_
     send("touchEnd")
     settle(page)
     assert np.diff(view_of(page)) < 0.6 * np.diff(before)
+
+
+def test_a_plan_of_the_command_line_is_read_at_phone_width_in_the_dark(
+    browser, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    assert (
+        main(["report", "--preset", "gpt-like", "--schedule", "zb-1p", "--schedule", "1f1b"]) == 0
+    )
+    context = browser.new_context(viewport=PHONE, color_scheme="dark", device_scale_factor=2)
+    page = context.new_page()
+    page.goto((tmp_path / "report.html").as_uri())
+    page.wait_for_selector("body[data-ready]")
+    assert page.evaluate("document.documentElement.scrollWidth") == PHONE["width"]
+    # Each name stands on one line, and the last column is reached by scrolling the table alone.
+    heights = page.locator("tbody th").evaluate_all("cells => cells.map((c) => c.scrollHeight)")
+    assert max(heights) < 35
+    last = page.locator("tbody tr:first-child td:last-child")
+    last.scroll_into_view_if_needed()
+    assert last.bounding_box()["x"] < PHONE["width"]
+    point = point_of(page, 0)
+    page.mouse.move(point["x"], point["y"])
+    assert tip_of(page)[0] == "0F0: forward"
+    tip = page.locator("#tip").bounding_box()
+    assert tip["x"] >= 0
+    assert tip["x"] + tip["width"] <= PHONE["width"]
+    keep(page, "phone-dark")
+    context.close()
+
+
+def test_a_limit_is_named_only_where_there_is_one(show, spec, zero_bubble):
+    free = spec.with_(memory_limit=None)
+    page = show([zero_bubble, simulated(free, build("zb-1p", free), title="free")])
+    labels = page.locator(".label.memory").all_inner_texts()
+    assert labels == ["memory by rank, and its limit", "memory by rank"]
 
 
 def test_names_are_shown_as_text(show, spec):

@@ -55,6 +55,16 @@ def test_memory_over_time_peaks_where_the_timeline_does_and_ends_empty(problem, 
         assert levels[-1:] == pytest.approx(0.0, abs=1e-9)
 
 
+def test_both_of_an_overlapping_pair_hold_memory_while_they_run():
+    spec = load_preset("gpt-like").with_(memory_limit=None)
+    drawn = simulated(spec, build("dualpipe-v", spec), title="pairs").timeline
+    assert drawn.program.overlaps.any()
+    for rank, peak in enumerate(drawn.peak_memory):
+        times, levels = memory_steps(drawn, rank)
+        assert (np.diff(times) >= 0.0).all()
+        assert levels.max() == peak
+
+
 def test_a_rank_that_helps_does_not_idle_then():
     spec = PipelineSpec(num_ranks=2, num_microbatches=1, **UNIT)
     drawn = timeline(spec, build("1f1b", spec))  # rank 0 idles in [1, 4]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from conductor.errors import DoesNotFitError, InvalidSpecError
@@ -130,13 +130,20 @@ def on_hardware(spec: PipelineSpec, model: BlockModel) -> PipelineSpec:
     )
 
 
-def advise(spec: PipelineSpec, model: BlockModel, schedules: tuple[str, ...] = SCHEDULES) -> Advice:
+def advise(
+    spec: PipelineSpec,
+    model: BlockModel,
+    schedules: tuple[str, ...] = SCHEDULES,
+    *,
+    on_plan: Callable[[BlockPlan], None] | None = None,
+) -> Advice:
     """Plans migration on some schedules and says whether it pays.
 
     Args:
         spec: with the times on the model's hardware (`on_hardware`).
         model: what moves and what it costs.
         schedules: names of orders; those that do not fit the spec are left out.
+        on_plan: is given the plan of each.
 
     Raises:
         DoesNotFitError: no schedule fits.
@@ -149,7 +156,10 @@ def advise(spec: PipelineSpec, model: BlockModel, schedules: tuple[str, ...] = S
         except DoesNotFitError as error:
             refusal = error
             continue
-        steps.append(_step(schedule, plan_blocks(spec, model, [schedule])))
+        plan = plan_blocks(spec, model, [schedule])
+        steps.append(_step(schedule, plan))
+        if on_plan is not None:
+            on_plan(plan)
     if not steps:
         raise refusal
     best = max(steps, key=lambda step: step.gain)

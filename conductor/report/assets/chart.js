@@ -24,7 +24,7 @@ class Chart {
       {
         width: Math.max(parent.clientWidth, 200),
         height: entry.ranks * lane + (memory ? 6 : 34),
-        padding: [2, 8, memory ? 4 : 0, 0],
+        padding: [2, 24, memory ? 4 : 0, 0],
         legend: { show: false },
         scales: {
           x: { time: false, range: (_, min, max) => [min, max] },

@@ -56,9 +56,14 @@ function memorySteps(entry, rank) {
     times.push(time);
     levels.push(level);
   };
+  const begin = (i) => step(entry.start[i], entry.allocated[entry.kind[i]][entry.stage[i]]);
+  const finish = (i) => step(entry.end[i], -entry.freed[entry.kind[i]][entry.stage[i]]);
   for (let i = entry.offsets[rank]; i < entry.offsets[rank + 1]; i++) {
-    step(entry.start[i], entry.allocated[entry.kind[i]][entry.stage[i]]);
-    step(entry.end[i], -entry.freed[entry.kind[i]][entry.stage[i]]);
+    begin(i);
+    // Both of an overlapping pair start before either ends.
+    if (entry.overlap[i]) begin(i + 1);
+    finish(i);
+    if (entry.overlap[i]) finish(++i);
   }
   return { times: Float64Array.from(times), levels: Float64Array.from(levels) };
 }

@@ -2,7 +2,7 @@
 
 function ms(value) {
   const text = value !== 0 && Math.abs(value) < 1 ? value.toPrecision(3) : value.toFixed(2);
-  return `${text} ms`;
+  return `${text}\u00a0ms`;
 }
 
 // The thing at a time on a rank: { action }, { help }, { idle } or null. `low`: in the lane's lower half.
@@ -56,7 +56,7 @@ function describe(entry, thing) {
     });
     const helps = [];
     entry.helpAction?.forEach((action, help) => {
-      if (action === i) helps.push(["helped by", `rank ${entry.helpLender[help]}, ${partsOf(entry, help)}`]);
+      if (action === i) helps.push(["helped by", `rank ${entry.helpLender[help]}, ${entry.helpDoes[help]}`]);
     });
     const split = entry.splits > 1 ? [["sequence split", entry.split[i]]] : [];
     return {
@@ -88,7 +88,7 @@ function describe(entry, thing) {
     const action = entry.helpAction[thing.help];
     return {
       heading: `helps with ${where(entry, action)}`,
-      rows: [["rank", entry.helpLender[thing.help]], ["does", partsOf(entry, thing.help)], ...times],
+      rows: [["rank", entry.helpLender[thing.help]], ["does", entry.helpDoes[thing.help]], ...times],
     };
   }
   const next = entry.idleAction[thing.idle];
@@ -96,10 +96,6 @@ function describe(entry, thing) {
     heading: "idle",
     rows: [["why", whyIdle(entry, thing.idle)], ...(next < 0 ? [] : [["next", actionName(entry, next)]]), ...times],
   };
-}
-
-function partsOf(entry, help) {
-  return `${entry.helpParts[help]} of ${entry.ofParts} parts`;
 }
 
 function describeMemory(entry, rank, time) {

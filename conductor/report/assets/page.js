@@ -16,7 +16,7 @@ function addEntry(entry, parent) {
     const name = memory ? "memory" : "timeline";
     const label = document.createElement("p");
     label.className = `label ${name}`;
-    label.textContent = memory ? "memory by rank, and its limit" : "timeline by rank";
+    label.textContent = memory ? memoryLabel(entry) : "timeline by rank";
     const holder = document.createElement("div");
     holder.className = `chart ${name}`;
     section.append(label, holder);
@@ -30,6 +30,10 @@ function addEntry(entry, parent) {
     holder.addEventListener("keydown", (event) => chart.key(event));
   }
   return section;
+}
+
+function memoryLabel(entry) {
+  return entry.limits.some((limit) => limit !== null) ? "memory by rank, and its limit" : "memory by rank";
 }
 
 function addSwatches() {

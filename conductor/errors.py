@@ -38,3 +38,7 @@ class MissingExtraError(ConductorError):
 
 class RankError(ConductorError):
     """A step that cannot go on, on this rank or another: says which rank, at which action, and why."""
+
+
+class CannotMoveError(ConductorError):
+    """A block that cannot be made to move work, or a part of it that it has not: says what and why."""

@@ -1,0 +1,108 @@
+"""Core attention on some heads: forward and backward without a graph."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+_FLASH_FORWARD: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+_FLASH_BACKWARD: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+
+
+class Settings(NamedTuple):
+    """How attention is computed.
+
+    Attributes:
+        causal: `is_causal` of `scaled_dot_product_attention`.
+        scale: its scale; None is the default.
+        flash: whether it runs torch's flash kernel for CPUs, which gives a log-sum-exp.
+    """
+
+    causal: bool = False
+    scale: float | None = None
+    flash: bool = False
+
+
+DEFAULT = Settings()
+
+
+def takes_flash(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, causal: bool
+) -> bool:
+    """Whether `scaled_dot_product_attention` would run its flash kernel for CPUs here."""
+    if query.device.type != "cpu":
+        return False
+    gqa = query.shape[1] != key.shape[1]
+    choice: int = torch._fused_sdp_choice(
+        query, key, value, mask, 0.0, causal, scale=None, enable_gqa=gqa
+    )
+    return choice == 1
+
+
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    settings: Settings,
+) -> tuple[Tensor, ...]:
+    """The output, (B, H, T, V), and with flash the log-sum-exp of the scores, (B, H, T)."""
+    causal, scale, flash = settings
+    if flash:
+        result: tuple[Tensor, Tensor] = _FLASH_FORWARD(
+            query, key, value, 0.0, causal, attn_mask=_additive(mask, query), scale=scale
+        )
+        return result
+    gqa = query.shape[1] != key.shape[1]
+    return (
+        functional.scaled_dot_product_attention(
+            query, key, value, mask, 0.0, causal, scale=scale, enable_gqa=gqa
+        ),
+    )
+
+
+def attend_backward(
+    grad: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    kept: tuple[Tensor, ...],
+    settings: Settings,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of query, key and value.
+
+    Without flash the forward runs again: no other kernel gives what its backward needs.
+
+    Args:
+        grad: of the output.
+        query: and the other operands as for `attend`.
+        key: see there.
+        value: see there.
+        mask: see there.
+        kept: what `attend` gave.
+        settings: see there.
+    """
+    causal, scale, flash = settings
+    if flash:
+        out, sums = kept
+        grads: tuple[Tensor, Tensor, Tensor] = _FLASH_BACKWARD(
+            grad, query, key, value, out, sums, 0.0, causal,
+            attn_mask=_additive(mask, query), scale=scale,
+        )  # fmt: skip
+        return grads
+    leaves = [tensor.detach().requires_grad_() for tensor in (query, key, value)]
+    with torch.enable_grad():
+        (again,) = attend(leaves[0], leaves[1], leaves[2], mask, settings)
+    query_grad, key_grad, value_grad = torch.autograd.grad(again, leaves, grad)
+    return query_grad, key_grad, value_grad
+
+
+def _additive(mask: Tensor | None, query: Tensor) -> Tensor | None:
+    """What `scaled_dot_product_attention` makes of a boolean mask before it calls a kernel."""
+    if mask is None or mask.dtype != torch.bool:
+        return mask
+    return torch.zeros_like(mask, dtype=query.dtype).masked_fill_(~mask, float("-inf"))

@@ -12,11 +12,11 @@ from conductor.cli.whatif import InputShareOption
 
 if TYPE_CHECKING:
     from conductor.problem.spec import PipelineSpec
-    from conductor.runtime.profile_gpt import Profile
 
 EXAMPLES = (
     "conductor profile --layers 8 --width 128 --out gpt.toml",
     "conductor plan --spec gpt.toml",
+    "conductor profile train.py --ranks 4 --out mine.toml -- --batch-size 8",
     "conductor profile --megatron-log job.log --ranks 4 --microbatches 16 --out job.toml",
 )
 
@@ -25,13 +25,33 @@ _TIMES = ("forward_ms", "backward_input_ms", "backward_weight_ms")
 
 
 def profile(
+    script: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="SCRIPT.py",
+            help="Your own program, which trains with a ConductorSchedule: measured as it is, and ended"
+            " after --steps steps. Options behind -- are its own.",
+            show_default=False,
+        ),
+    ] = None,
+    arguments: Annotated[
+        list[str] | None, typer.Argument(help="Of SCRIPT.", show_default=False)
+    ] = None,
     model: Annotated[Literal["gpt"], typer.Option(help="What to measure.")] = "gpt",
     layers: Annotated[int, typer.Option(metavar="N", min=1, help="Layers.")] = 8,
     width: Annotated[int, typer.Option(metavar="N", min=4, help="Width of the model.")] = 128,
     heads: Annotated[int, typer.Option(metavar="N", min=1, help="Attention heads.")] = 4,
     sequence: Annotated[int, typer.Option(metavar="N", min=1, help="Tokens in a sample.")] = 128,
     rows: Annotated[int, typer.Option(metavar="N", min=1, help="Samples in a micro-batch.")] = 1,
-    ranks: Annotated[int, typer.Option(metavar="N", min=1, help="Stages, one a rank.")] = 4,
+    ranks: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="Stages, one a rank (default 4). Of SCRIPT: ranks to start, as torchrun does"
+            " (default: SCRIPT starts its own).",
+        ),
+    ] = None,
     microbatches: Annotated[
         int, typer.Option(metavar="M", min=1, help="Micro-batches of a step, in the spec.")
     ] = 8,
@@ -56,9 +76,9 @@ def profile(
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Measure a real GPT on this machine, stage by stage: times of F, I and W, activation memory.
+    """Measure a GPT on this machine, stage by stage: times of F, I and W, activation memory.
 
-    Or read the times from the log of a Megatron-LM job.
+    Or your own program, with its links, or read the times from the log of a Megatron-LM job.
     """
     from conductor.cli import console
     from conductor.problem.spec_file import save_spec
@@ -69,7 +89,7 @@ def profile(
 
         spec = read_megatron_timers(
             megatron_log,
-            num_ranks=ranks,
+            num_ranks=ranks or 4,
             num_microbatches=microbatches,
             input_share=INPUT_SHARE if input_share is None else input_share,
         )
@@ -82,35 +102,40 @@ def profile(
         return
     if input_share is not None:
         console.note("--input-share goes with --megatron-log: it has no effect")
-    from conductor.runtime.gpt import GPTConfig
-    from conductor.runtime.profile_gpt import profile_gpt
+    if script is not None:
+        from conductor.runtime.script_profile import profile_script
 
-    result = profile_gpt(
-        GPTConfig(
-            num_layers=layers, d_model=width, num_heads=heads, sequence=sequence, vocabulary=256,
-            checkpointing=checkpointing, bf16=bf16,
-        ),
-        num_ranks=ranks,
-        num_microbatches=microbatches,
-        rows=rows,
-        num_steps=steps,
-        name=out.stem if out else model,
-    )  # fmt: skip
-    if out is not None:
-        save_spec(result.spec, out)
-    if json:
-        spec = result.spec
-        fields = (*_TIMES, "activation_memory", "freed_at_backward_input")
-        values = {name: getattr(spec, name) for name in fields}
-        console.print_json({**values, "spread": result.spread})
+        spec, spread = profile_script([str(script), *(arguments or ())], ranks, steps)
     else:
-        _print(result)
+        from conductor.runtime.gpt import GPTConfig
+        from conductor.runtime.profile_gpt import profile_gpt
+
+        result = profile_gpt(
+            GPTConfig(
+                num_layers=layers, d_model=width, num_heads=heads, sequence=sequence,
+                vocabulary=256, checkpointing=checkpointing, bf16=bf16,
+            ),
+            num_ranks=ranks or 4,
+            num_microbatches=microbatches,
+            rows=rows,
+            num_steps=steps,
+            name=model,
+        )  # fmt: skip
+        spec, spread = result.spec, result.spread
+    if out is not None:
+        spec = spec.with_(name=out.stem)
+        save_spec(spec, out)
+    if json:
+        fields = (*_TIMES, "transfer_ms", "activation_memory", "freed_at_backward_input")
+        values = {name: getattr(spec, name) for name in fields}
+        console.print_json({**values, "spread": spread})
+    else:
+        _print(spec, spread)
 
 
-def _print(result: Profile) -> None:
+def _print(spec: PipelineSpec, spread: dict[str, float]) -> None:
     from conductor.cli import console
 
-    spec = result.spec
     table = console.new_table(
         f"{spec.name}: {spec.num_stages} stages", "stage", "F ms", "I ms", "W ms", "activation MB"
     )
@@ -120,8 +145,11 @@ def _print(result: Profile) -> None:
         table.add_row(str(stage), f"{f:.2f}", f"{i:.2f}", f"{w:.2f}", f"{memory / 1e6:.2f}")
     out = console.console()
     out.print(table)
-    widths = ", ".join(f"{kind} {100.0 * width:.1f} %" for kind, width in result.spread.items())
+    widths = ", ".join(f"{kind} {100.0 * width:.1f} %" for kind, width in spread.items())
     out.print(f"spread (middle half of the samples over the median): {widths}")
+    if spec.link_ms.any():
+        times = ", ".join(f"{ms:.3f}" for ms in spec.link_ms.tolist())
+        out.print(f"transfers from stage to stage, ms: {times}")
     out.print(f"I frees {100.0 * spec.freed_at_backward_input:.0f} % of the activations")
 
 

@@ -129,12 +129,18 @@ def run(
         order = read_torch_csv(schedule)
         ranks, microbatches = ranks or order.num_ranks, microbatches or order.num_microbatches
     profile = _profile(emulate or spec, ranks, microbatches)
-    from conductor.runtime.launch import from_first_rank, is_rank, join_ranks, launch
+    from conductor.runtime.launch import (
+        conductor_command,
+        from_first_rank,
+        is_rank,
+        join_ranks,
+        launch,
+    )
 
     if not is_rank():
         if schedule is not None:
             _plan(profile, schedule)  # what is wrong with it is said once, before any rank starts
-        raise typer.Exit(launch(context.obj, profile.num_ranks))
+        raise typer.Exit(launch(conductor_command(context.obj), profile.num_ranks))
     try:
         rank, world = join_ranks()
         if world != profile.num_ranks:

@@ -19,13 +19,15 @@ from conductor.ir.schedule import FloatArray, Schedule
 from conductor.ir.validate import validate
 from conductor.problem.kind import Kind
 from conductor.problem.spec import PipelineSpec
-from conductor.runtime import torch_shim
+from conductor.runtime import script_profile, torch_shim
+from conductor.runtime.clocks import clock_offsets_ms, machine, merged
 from conductor.runtime.collectives import barrier, gather
 from conductor.runtime.dispatch import Arrival, RankPlan, rank_plan
 from conductor.runtime.faults import Alarm
 from conductor.runtime.links import AnnouncedLink, Inbox, OrderedLink, Outgoing, Shapes, links_of
 from conductor.runtime.pace import Pace
 from conductor.runtime.step import Batch, Step, StepTimes
+from conductor.simulator.program import encode
 from conductor.simulator.simulate import timeline
 from conductor.simulator.timeline import Timeline
 
@@ -103,6 +105,7 @@ class ConductorSchedule:
         self.times: StepTimes | None = None
         self.set_plan(plan, n_microbatches)
         self._open_links(name)
+        self._profile = script_profile.started(self)
 
     @property
     def plan(self) -> Schedule:
@@ -114,6 +117,11 @@ class ConductorSchedule:
     def actions(self) -> tuple[Action, ...]:
         """This rank's actions of a training step, in plan order, as `times` has them."""
         return self._rank_plans[True].actions
+
+    @property
+    def stages(self) -> tuple[PipelineStage, ...]:
+        """This rank's stages."""
+        return tuple(self._stages.values())
 
     @property
     def num_steps(self) -> int:
@@ -139,6 +147,11 @@ class ConductorSchedule:
             for has_backward in (True, False)
         }
         self._planned_gaps = self._find_gaps(plan) if self._mode == "ready-first" else None
+        self._expected_ns = None
+        if self._spec is not None:
+            own = slice(*plan.rank_offsets[self.rank : self.rank + 2].tolist())
+            expected_ms: FloatArray = encode(self._spec, plan).duration_ms[own]
+            self._expected_ns = (expected_ms * 1e6).astype(np.int64).tolist()
         self.times = None
 
     def set_pace(self, pace: Pace | None) -> None:
@@ -192,6 +205,8 @@ class ConductorSchedule:
             if self._scale_grads and self._loss_fn is not None:
                 self._scale(self._microbatches)
             self._num_accumulated = self._microbatches = 0
+        if self._profile is not None:
+            self._profile.after_step()
         return outputs
 
     def eval(
@@ -209,16 +224,25 @@ class ConductorSchedule:
     def timeline(self, spec: PipelineSpec) -> Timeline:
         """The last training step as measured, on every rank; every rank calls it.
 
-        Times are from the first start of an action, on the clock that the ranks of one machine share.
+        Times are from the first start of an action. Ranks of one machine share a clock; those of several
+        are put on one by the messages between them.
 
         Raises:
             RankError: no training step has run yet.
         """
         if self.times is None:
             raise RankError("no training step has run yet, so there is no timeline")
-        rows = gather((self.times.start_ns, self.times.end_ns), self.group)
-        starts = np.concatenate([start for start, _ in rows])
-        ends = np.concatenate([end for _, end in rows])
+        times = self.times
+        rows = gather((times.start_ns, times.end_ns, times.transfers, machine()), self.group)
+        offsets = clock_offsets_ms(
+            self.plan.stage_ranks, merged(row[2] for row in rows), [row[3] for row in rows]
+        )
+        starts, ends = (
+            np.concatenate(
+                [np.subtract(row[i], 1e6 * a) for row, a in zip(rows, offsets, strict=True)]
+            )
+            for i in (0, 1)
+        )
         first = starts.min()
         return Timeline.measured(spec, self.plan, (starts - first) / 1e6, (ends - first) / 1e6)
 
@@ -286,6 +310,7 @@ class ConductorSchedule:
             outgoing=self._outgoing,
             alarm=self._alarm,
             targets_ns=targets_ns,
+            expected_ns=self._expected_ns if has_backward else None,
             patience_ns=self._patience_ns(plan),
             has_backward=has_backward,
         )

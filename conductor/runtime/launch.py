@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -58,10 +59,24 @@ def from_first_rank(make: Callable[[], T]) -> T:
     return found
 
 
-def launch(arguments: Sequence[str], num_ranks: int) -> int:
-    """Runs `python -m conductor ARGUMENTS` once a rank and waits for all.
+def conductor_command(arguments: Sequence[str]) -> list[str]:
+    """`python -m conductor ARGUMENTS`."""
+    return [sys.executable, "-m", "conductor", *arguments]
 
-    When one rank fails, the others get a few seconds to say why they stop, and are ended then.
+
+def launch(
+    command: Sequence[str], num_ranks: int, *, stdout: int | None = None, **more: str
+) -> int:
+    """Runs a command once a rank and waits for all.
+
+    Each gets the variables that torchrun sets. When one rank fails, the others get a few seconds to say
+    why they stop, and are ended then.
+
+    Args:
+        command: with its arguments.
+        num_ranks: how often to run it.
+        stdout: file descriptor for the ranks' output; None is this process's.
+        more: variables for their environment.
 
     Returns:
         0, or the first failing rank's exit code.
@@ -70,14 +85,19 @@ def launch(arguments: Sequence[str], num_ranks: int) -> int:
         environment = {
             "OMP_NUM_THREADS": "1",
             **os.environ,
+            **more,
             RENDEZVOUS: str(Path(folder) / "ranks"),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(_free_port()),
             "WORLD_SIZE": str(num_ranks),
+            "LOCAL_WORLD_SIZE": str(num_ranks),
         }
         ranks = [
             subprocess.Popen(
-                [sys.executable, "-m", "conductor", *arguments],
+                [*command],
                 env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)},
                 stdin=subprocess.DEVNULL,
+                stdout=stdout,
             )
             for rank in range(num_ranks)
         ]
@@ -88,6 +108,13 @@ def launch(arguments: Sequence[str], num_ranks: int) -> int:
                 if process.poll() is None:
                     process.kill()
                 process.wait()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
 
 
 def _wait(ranks: Sequence[subprocess.Popen[bytes]]) -> int:

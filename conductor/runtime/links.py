@@ -18,7 +18,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from queue import SimpleQueue
 from typing import Any
@@ -37,6 +37,8 @@ _DTYPES = (
     torch.float32, torch.float16, torch.bfloat16, torch.float64,
     torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool,
 )  # fmt: skip
+_LOOK_NS = 50_000
+"""What is taken faster than this had come before."""
 _MISSING = -1
 _ABORT = -1
 
@@ -50,7 +52,9 @@ class Message:
         step: the sender's step.
         tensors: None where the sender had none to send.
         sender: rank in the pipeline's group.
-        transfer_ms: from the send to the arrival; of meaning between ranks on one machine.
+        transfer_ms: from the send to the arrival, on the clocks of sender and receiver.
+        arrived_before: it was there before this rank looked, so `transfer_ms` is too long.
+        work_ms: realised and expected time of the action that it comes from.
     """
 
     key: Arrival
@@ -58,6 +62,8 @@ class Message:
     tensors: tuple[Tensor | None, ...]
     sender: int
     transfer_ms: float
+    arrived_before: bool = False
+    work_ms: tuple[float, float] = (0.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,12 +103,26 @@ class Outgoing:
         self._group, self._timeout = group, timedelta(seconds=timeout_s)
         self._sent: deque[tuple[Work, Tensor]] = deque()
 
-    def send(self, key: Arrival, step: int, tensors: Sequence[Tensor | None]) -> None:
-        """Sends without waiting, unless several older messages are still on their way."""
+    def send(
+        self,
+        key: Arrival,
+        step: int,
+        tensors: Sequence[Tensor | None],
+        work_ns: tuple[int, int] = (0, 0),
+    ) -> None:
+        """Sends without waiting, unless several older messages are still on their way.
+
+        Args:
+            key: what it is and for whom.
+            step: number of the step.
+            tensors: of one micro-batch.
+            work_ns: realised and expected time of the action that made them.
+        """
         while len(self._sent) > _OUTSTANDING:
             self._wait_oldest()
         is_grad, stage, microbatch = key
-        numbers = [step, int(is_grad), stage, microbatch, time.perf_counter_ns(), len(tensors)]
+        now = time.perf_counter_ns()
+        numbers = [step, int(is_grad), stage, microbatch, now, *work_ns, len(tensors)]
         for tensor in tensors:
             if tensor is None:
                 numbers.append(_MISSING)
@@ -217,6 +237,7 @@ class OrderedLink:
         header = tensors[0]
         assert header is not None
         try:
+            began_ns = time.perf_counter_ns()
             works[0].wait()
             numbers = header.tolist()
             if numbers[0] == _ABORT:
@@ -231,13 +252,15 @@ class OrderedLink:
         except Exception as error:  # of any kind: the step says what it means
             return LinkFailure(sender=self._sender, error=str(error))
         self._posted.popleft()
-        return _message(numbers, tensors[1:], self._sender, self._lag_ms)
+        message = _message(numbers, tensors[1:], self._sender, self._lag_ms)
+        # gloo says when a message has come only to those who wait for it.
+        return replace(message, arrived_before=time.perf_counter_ns() - began_ns < _LOOK_NS)
 
 
 def _announced(numbers: Sequence[int]) -> Iterator[tuple[tuple[int, ...], torch.dtype] | None]:
     """Shapes and types of the tensors that a header announces."""
-    rest = iter(numbers[6:])
-    for _ in range(numbers[5]):
+    rest = iter(numbers[8:])
+    for _ in range(numbers[7]):
         dtype = next(rest)
         if dtype == _MISSING:
             yield None
@@ -263,4 +286,5 @@ def _message(
         tensors=tuple(tensors),
         sender=sender,
         transfer_ms=(time.perf_counter_ns() - sent_ns) / 1e6,
+        work_ms=(numbers[5] / 1e6, numbers[6] / 1e6),
     )

@@ -13,6 +13,7 @@ from conductor.ir.schedule import Schedule
 from conductor.problem.kind import Kind
 from conductor.problem.spec import PipelineSpec
 from conductor.runtime import torch_shim
+from conductor.runtime.activation_memory import activation_bytes
 from conductor.runtime.executor import ConductorSchedule
 from conductor.runtime.gpt import (
     GPTConfig,
@@ -21,7 +22,7 @@ from conductor.runtime.gpt import (
     spread_layers,
     stage_shapes,
 )
-from conductor.runtime.profiler import Profiler, activation_bytes
+from conductor.runtime.profiler import Profiler
 from conductor.runtime.stage import wrap_stage
 
 
@@ -94,7 +95,8 @@ def profile_gpt(
             source=f"measured by conductor profile, torch {torch.__version__} on"
             f" {torch.get_num_threads()} threads",
             num_ranks=num_ranks,
-            placement=tuple(range(num_ranks)),
+            placement="sequential",
+            stages_per_rank=1,
             num_microbatches=num_microbatches,
             activation_memory=tuple(memory),
             freed_at_backward_input=float(np.mean(freed)),

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import gc
 from collections import defaultdict
-from collections.abc import Callable, Iterable
 
 import numpy as np
-import torch
-from torch import Tensor, nn
 
 from conductor.errors import RankError
+from conductor.problem.placement import placement_name
 from conductor.problem.spec import PipelineSpec
+from conductor.runtime.clocks import Transfers, clock_offsets_ms, link_samples, machine, merged
 from conductor.runtime.collectives import gather
-from conductor.runtime.deferred import WeightQueue, defer_weight_gradients
 from conductor.runtime.executor import ConductorSchedule
 
 Samples = dict[tuple[str, int], list[float]]
-"""Measured milliseconds by kind ("F", "I", "W", "B", or "transfer") and stage (of a link, the lower)."""
+"""Measured milliseconds by kind ("F", "I", "W", "B", or "transfer") and stage (of a link, the lower).
+Where a stage has B and W, the W are the parts of its B."""
 
 
 def step_samples(schedule: ConductorSchedule) -> Samples:
@@ -28,8 +26,6 @@ def step_samples(schedule: ConductorSchedule) -> Samples:
         return samples
     for action, start, end in zip(schedule.actions, times.start_ns, times.end_ns, strict=True):
         samples[action.kind.name, action.stage].append((end - start) / 1e6)
-    for (is_grad, stage), transfers in times.transfer_ms.items():
-        samples["transfer", stage if is_grad else stage - 1] += transfers
     return samples
 
 
@@ -37,56 +33,77 @@ class Profiler:
     """Collects the measured times of a schedule's steps.
 
     Args:
-        schedule: whose steps to measure. Its plan must split the backward.
+        schedule: whose steps to measure.
     """
 
     def __init__(self, schedule: ConductorSchedule) -> None:
         self._schedule = schedule
         self._samples: Samples = defaultdict(list)
+        self._transfers: list[Transfers] = []
 
     def record(self) -> None:
         """Takes the last training step in; call it after each step that shall count."""
         for key, values in step_samples(self._schedule).items():
             self._samples[key] += values
+        if self._schedule.times is not None:
+            self._transfers.append(self._schedule.times.transfers)
+
+    def add(self, kind: str, stage: int, milliseconds: float) -> None:
+        """Takes in a sample that is no action of its own: W within B."""
+        self._samples[kind, stage].append(milliseconds)
 
     def gather(self) -> Samples:
         """The samples of all ranks, on every rank; every rank calls it."""
-        rows = gather(dict(self._samples), self._schedule.group)
-        merged: Samples = defaultdict(list)
-        for row in rows:
-            for key, values in row.items():
-                merged[key] += values
-        return merged
+        rows = gather((self._samples, merged(self._transfers), machine()), self._schedule.group)
+        together: Samples = defaultdict(list)
+        for samples, _, _ in rows:
+            for key, values in samples.items():
+                together[key] += values
+        places, transfers = self._schedule.plan.stage_ranks, merged(row[1] for row in rows)
+        offsets_ms = clock_offsets_ms(places, transfers, [row[2] for row in rows])
+        for link, values in link_samples(places, transfers, offsets_ms).items():
+            together["transfer", link] = values
+        return together
 
-    def spec(self, *, name: str, source: str, **fields: object) -> PipelineSpec:
+    def spec(
+        self, *, name: str, source: str, input_share: float = 0.5, **fields: object
+    ) -> PipelineSpec:
         """Medians of what was measured, as a spec with the plan's placement; every rank calls it.
 
         Args:
             name: of the spec.
             source: said in the file: what was measured, and where.
+            input_share: of a backward that was measured in one (B), the part for the input.
             fields: further fields of the spec (memory, another placement).
 
         Raises:
-            RankError: some stage has no F, I or W among the samples.
+            RankError: some stage has no forward or no backward among the samples.
         """
-        samples, plan = self.gather(), self._schedule.plan
+        medians = {key: float(np.median(values)) for key, values in self.gather().items()}
+        plan = self._schedule.plan
 
-        def medians(kind: str, count: int, missing: float | None = None) -> tuple[float, ...]:
-            found = []
-            for stage in range(count):
-                if (kind, stage) not in samples and missing is None:
-                    raise RankError(f"no {kind} of stage {stage} was measured")
-                found.append(float(np.median(samples.get((kind, stage), missing))))  # type: ignore[arg-type]
-            return tuple(found)
+        def times(kind: str) -> tuple[float, ...]:
+            try:
+                return tuple(medians[kind, stage] for stage in range(plan.num_stages))
+            except KeyError as missing:
+                raise RankError(f"no {kind} of stage {missing.args[0][1]} was measured") from None
 
+        for stage in range(plan.num_stages):
+            if (whole := medians.get(("B", stage))) is not None:
+                weight = medians.setdefault(("W", stage), whole * (1.0 - input_share))
+                medians.setdefault(("I", stage), max(whole - weight, 0.0))
+        named = placement_name(plan.stage_ranks, plan.num_ranks)
         given: dict[str, object] = {
             "num_ranks": plan.num_ranks,
-            "placement": plan.stage_ranks,
+            "stages_per_rank": len(plan.stage_ranks) // plan.num_ranks if named else 1,
+            "placement": named or plan.stage_ranks,
             "num_microbatches": plan.num_microbatches,
-            "forward_ms": medians("F", plan.num_stages),
-            "backward_input_ms": medians("I", plan.num_stages),
-            "backward_weight_ms": medians("W", plan.num_stages),
-            "transfer_ms": medians("transfer", plan.num_stages - 1, 0.0),
+            "forward_ms": times("F"),
+            "backward_input_ms": times("I"),
+            "backward_weight_ms": times("W"),
+            "transfer_ms": tuple(
+                medians.get(("transfer", link), 0.0) for link in range(plan.num_stages - 1)
+            ),
         }
         return PipelineSpec(name=name, source=source, **{**given, **fields})  # type: ignore[arg-type]  # checked there
 
@@ -97,51 +114,3 @@ class Profiler:
             low, middle, high = np.quantile(values, (0.25, 0.5, 0.75))
             widths[kind].append(float((high - low) / middle) if middle else 0.0)
         return {kind: float(np.median(values)) for kind, values in sorted(widths.items())}
-
-
-def activation_bytes(module: nn.Module, inputs: Tensor) -> tuple[int, float]:
-    """Memory that one micro-batch of a stage holds from its F on, and the share of it that I frees.
-
-    Counts what autograd saves and the tensors that stay alive (a checkpoint keeps its inputs so),
-    parameters aside. The module's linear layers defer their weight gradients afterwards, as in
-    `wrap_stage`, which may follow.
-
-    Returns:
-        Bytes; share in [0, 1].
-    """
-    queue = WeightQueue()
-    defer_weight_gradients(module, queue)
-    parameters = {p.untyped_storage().data_ptr() for p in module.parameters()}
-    before = _live_storages()
-    saved: dict[int, int] = {}
-
-    def keep(tensor: Tensor) -> Tensor:
-        saved[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-        return tensor
-
-    unpack: Callable[[Tensor], Tensor] = lambda tensor: tensor  # noqa: E731 - a hook of one line
-    inputs = inputs.detach().requires_grad_(inputs.is_floating_point())
-    with torch.autograd.graph.saved_tensors_hooks(keep, unpack):
-        output = module(inputs)
-    held = {**_live_storages(before), **saved, inputs.untyped_storage().data_ptr(): inputs.nbytes}
-    held = {address: size for address, size in held.items() if address not in parameters}
-    total = sum(held.values())
-    output.backward(torch.ones_like(output))
-    left = sum(_sizes(queue.held()).values())
-    queue.take()
-    module.zero_grad()
-    return total, max(0.0, 1.0 - left / total)
-
-
-def _live_storages(known: dict[int, int] | None = None) -> dict[int, int]:
-    """Sizes by address of the storages of all tensors that Python holds, but for known ones."""
-    gc.collect()
-    tensors = (item for item in gc.get_objects() if type(item) in (Tensor, nn.Parameter))
-    sizes = _sizes(tensor for tensor in tensors if tensor.device.type != "meta")
-    return {address: size for address, size in sizes.items() if address not in (known or {})}
-
-
-def _sizes(tensors: Iterable[Tensor]) -> dict[int, int]:
-    return {
-        tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors
-    }

@@ -28,13 +28,13 @@ class StepTimes:
     Attributes:
         start_ns: by position in the rank's plan, on the machine's monotonic clock.
         end_ns: the same.
-        transfer_ms: of each message that came, by (is gradient, stage it was for).
+        transfers: of each message that came; see `clocks.Transfers`.
         num_ahead: actions that ran before their turn.
     """
 
     start_ns: list[int]
     end_ns: list[int]
-    transfer_ms: dict[tuple[bool, int], list[float]] = field(default_factory=dict)
+    transfers: dict[tuple[bool, int], list[tuple[float, bool]]] = field(default_factory=dict)
     num_ahead: int = 0
 
 
@@ -70,19 +70,21 @@ class Step:
         outgoing: Mapping[int, Outgoing],
         alarm: Alarm,
         targets_ns: Sequence[int] | None,
+        expected_ns: Sequence[int] | None,
         patience_ns: Sequence[int] | None,
         has_backward: bool,
     ) -> None:
-        """`targets_ns` stretches the actions; static execution has `ordered` links and no `patience_ns`.
+        """`targets_ns` stretches the actions; `expected_ns` goes with what they send.
 
-        That is how long each action may keep the rank waiting, from when its turn has come, before a
-        later one may run.
+        Static execution has `ordered` links and no `patience_ns`: that is how long each action may keep
+        the rank waiting, from when its turn has come, before a later one may run.
         """
         self._number, self._plan, self._stage_ranks = number, plan, stage_ranks
         self._stages, self._batch, self._loss_fn = stages, batch, loss_fn
         self._inbox, self._ordered = inbox, ordered
         self._outgoing, self._alarm = outgoing, alarm
-        self._targets_ns, self._patience_ns = targets_ns, patience_ns
+        self._targets_ns, self._expected_ns = targets_ns, expected_ns
+        self._patience_ns = patience_ns
         self._has_backward = has_backward
         self._dispatcher = Dispatcher(plan)
         self._backwards = dict.fromkeys(stages, 0)
@@ -127,7 +129,9 @@ class Step:
                         time.sleep(left_s)
                 self.times.start_ns[index], self.times.end_ns[index] = start_ns, clock()
             if send is not None:
-                self._hand_on(*send)
+                took_ns = self.times.end_ns[index] - start_ns
+                expected_ns = took_ns if self._expected_ns is None else self._expected_ns[index]
+                self._hand_on(*send, (took_ns, expected_ns))
             dispatcher.finish(index)
             self._doing = None
         for link in self._outgoing.values():
@@ -197,7 +201,9 @@ class Step:
             self._check_input(stage, message)
             stage.set_local_fwd_input(message.tensors, microbatch)
         self._dispatcher.arrive(message.key)
-        self.times.transfer_ms.setdefault((is_grad, stage_index), []).append(message.transfer_ms)
+        self.times.transfers.setdefault((is_grad, stage_index), []).append(
+            (message.transfer_ms, message.arrived_before)
+        )
 
     def _check_input(self, stage: PipelineStage, message: Message) -> None:
         expected = [shape[:2] for shape in torch_shim.input_shapes(stage)]
@@ -257,12 +263,14 @@ class Step:
         self.outputs[microbatch] = output.detach() if isinstance(output, Tensor) else output
         return None
 
-    def _hand_on(self, key: Arrival, tensors: Sequence[Tensor | None]) -> None:
+    def _hand_on(
+        self, key: Arrival, tensors: Sequence[Tensor | None], work_ns: tuple[int, int]
+    ) -> None:
         """Gives a result to the neighbour stage, here or on another rank."""
         is_grad, stage_index, microbatch = key
         rank = self._stage_ranks[stage_index]
         if rank != self._plan.rank:
-            self._outgoing[rank].send(key, self._number, tensors)
+            self._outgoing[rank].send(key, self._number, tensors, work_ns)
         elif is_grad:
             self._stages[stage_index].set_local_bwd_input(tuple(tensors), microbatch)
         else:

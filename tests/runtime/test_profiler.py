@@ -8,10 +8,11 @@ import torch
 from torch import nn
 
 from conductor.problem.spec_file import load_spec
+from conductor.runtime.activation_memory import activation_bytes
 from conductor.runtime.executor import ConductorSchedule
 from conductor.runtime.gpt import GPTConfig, GPTStage
 from conductor.runtime.pace import Emulation
-from conductor.runtime.profiler import Profiler, activation_bytes
+from conductor.runtime.profiler import Profiler
 from conductor.schedules.registry import build
 from tests.runtime.networks import batch, loss_of, network, stages_of
 from tests.runtime.ranks import run_ranks

@@ -34,9 +34,14 @@ _EXTRAS = {
 }
 """What `pip install conductor-pipeline` leaves out, and the extra that brings it."""
 
+EXIT_CODES = (
+    "Exit codes: 0 done; 1 a rank of `conductor run` failed; 2 the input is at fault, in one sentence on"
+    " standard error; 130 stopped by Ctrl-C."
+)
+
 app = typer.Typer(
     help="Plan, simulate and train pipeline-parallel schedules.",
-    epilog="Start with: conductor plan --preset gpt-like",
+    epilog="Start with: conductor plan --preset gpt-like\n\n" + EXIT_CODES,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -67,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: without the program's name; None is `sys.argv`.
 
     Returns:
-        0; 2 where the input is at fault (one sentence on standard error); 130 after Ctrl-C.
+        An exit code; `EXIT_CODES` says what each means.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     try:

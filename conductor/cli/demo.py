@@ -6,8 +6,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from conductor.cli.options import SeedOption, ThreadsOption
+
 if TYPE_CHECKING:
-    from conductor.rl.ppo import Training
+    from conductor.rl.source import OneInstance
+    from conductor.rl.training import Training
 
 PROFILE, NOISE = "gpt-28.3b-p32-m128", 0.1
 EXAMPLES = ("conductor demo", "conductor demo --episodes 2000 --seed 1")
@@ -17,17 +20,14 @@ def demo(
     episodes: Annotated[
         int, typer.Option(metavar="N", min=0, help="Episodes to train for; 0: only clone.")
     ] = 500,
-    seed: Annotated[int, typer.Option(metavar="S", min=0, help="Seed of everything.")] = 0,
-    threads: Annotated[
-        int,
-        typer.Option(metavar="N", min=1, help="Threads of the simulator; they change no result."),
-    ] = 2,
+    seed: SeedOption = 0,
+    threads: ThreadsOption = 2,
 ) -> None:
-    """Plan a published profile, train the scheduler, compare it with every baseline."""
+    """Plan, train and compare, on published numbers."""
     from conductor.cli import console, plan, train
     from conductor.problem.presets import load_preset
     from conductor.rl.config import PAPER
-    from conductor.rl.ppo import start_training
+    from conductor.rl.training import start_training
     from conductor.variation import UniformNoise
 
     out = console.console()
@@ -47,7 +47,7 @@ def demo(
     _draw(training)
 
 
-def _draw(training: Training) -> None:
+def _draw(training: Training[OneInstance]) -> None:
     """Two timelines under the same realised durations, to one scale."""
     import numpy as np
 
@@ -59,11 +59,12 @@ def _draw(training: Training) -> None:
     from conductor.simulator.simulate import timeline
     from conductor.simulator.timeline import Timeline
 
-    instance, spec = training.instance, training.instance.spec
+    source = training.source
+    instance, spec = source.instance, source.instance.spec
     zero_bubble = build("zb-1p", spec)
     # Paired: each action has the same factor in both.
     static, own = (
-        training.variation.sample(program, 1, np.random.default_rng([training.seed, 2]))
+        source.variation.sample(program, 1, np.random.default_rng([training.seed, 2]))
         for program in (encode(spec, zero_bubble), instance.program)
     )
     ends = play(instance, own, Decider.NETWORK, weights=training.best_policy()).end_ms[0]

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from conductor.cli.options import JsonOption
+from conductor.cli import completion
+from conductor.cli.options import JsonOption, SeedOption
 
 if TYPE_CHECKING:
     from conductor.evaluation.clairvoyance import Clairvoyant
@@ -25,7 +26,8 @@ def evaluate(
     scenario: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="NAME|FILE",
+            metavar="NAME|FILE.toml",
+            autocompletion=completion.scenarios,
             help="A named scenario or a .toml file; may be repeated. Default: all.",
         ),
     ] = None,
@@ -38,7 +40,7 @@ def evaluate(
         ),
     ] = None,
     draws: Annotated[int, typer.Option(metavar="N", min=2, help="Fresh paired draws.")] = 1000,
-    seed: Annotated[int, typer.Option(metavar="S", min=0, help="Seed of everything.")] = 0,
+    seed: SeedOption = 0,
     search_ms: Annotated[
         float, typer.Option(metavar="MS", min=1.0, help="Budget of `searched` in each scenario.")
     ] = 5000.0,
@@ -70,7 +72,10 @@ def evaluate(
     ] = False,
     json: JsonOption = False,
 ) -> None:
-    """Compare schedulers on scenarios: fresh paired draws, intervals, gap to the bounds."""
+    """Compare schedulers on scenarios of variation.
+
+    With fresh paired draws, intervals, and the gap to the bounds.
+    """
     from conductor.cli import console
     from conductor.evaluation.evaluate import default_schedulers
     from conductor.evaluation.evaluate import evaluate as run

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from conductor.cli.options import JsonOption
-from conductor.cli.whatif import InputShareOption, TraceArgument, read
+from conductor.cli.options import InputShareOption, JsonOption, ProfileOption, SeedOption
+from conductor.cli.whatif import TraceArgument, read
 
 if TYPE_CHECKING:
     from conductor.variation.fit import Fit
@@ -29,17 +29,12 @@ def fit(
         Path | None,
         typer.Option(metavar="FILE.toml", help="Write the model; `--variation` reads it."),
     ] = None,
-    profile: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE.toml", help="Write the expected times as a spec file."),
-    ] = None,
+    profile: ProfileOption = None,
     input_share: InputShareOption = None,
-    seed: Annotated[
-        int, typer.Option(metavar="S", min=0, help="Of the samples that errors are measured on.")
-    ] = 0,
+    seed: SeedOption = 0,
     json: JsonOption = False,
 ) -> None:
-    """How a job's times vary: what is shared by whom, as a model to draw from."""
+    """How a job's times vary, as a model to draw from."""
     from conductor.cli import console
     from conductor.variation.fit import fit as make_fit
     from conductor.variation.variation_file import save_variation

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from conductor.cli import completion
 from conductor.cli.options import JsonOption, PresetOption, SpecOption, UsageError, chosen_spec
 from conductor.cli.report import check_name, write
 
@@ -34,7 +35,7 @@ def migrate(
         str | None,
         typer.Option(
             metavar="KEY=N,...",
-            help="hidden, heads, sequence, layers; also kv_heads, mlp_width, microbatch, matrices"
+            help="Of the model: hidden, heads, sequence, layers; also kv_heads, mlp_width, microbatch, matrices"
             " (3 with a gate), itemsize, parts. Without it the simple model is used: 60 % of every F and"
             " I can move, 0.05 ms a message, 0.01 ms a 32nd.",
         ),
@@ -42,7 +43,9 @@ def migrate(
     hardware: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME", help="a100, h100 or h200, with -nvlink, -pcie or -infiniband."
+            metavar="NAME",
+            autocompletion=completion.hardware,
+            help="a100, h100 or h200, with -nvlink, -pcie or -infiniband.",
         ),
     ] = None,
     topology: Annotated[
@@ -79,7 +82,10 @@ def migrate(
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Whether moving work between ranks pays, what, how much, and why not."""
+    """Whether moving work between ranks pays.
+
+    What moves, how much it gives, and where it does not pay, why.
+    """
     if report is not None:
         check_name(report)
     problem = chosen_spec(preset, spec)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from conductor.cli import completion
 from conductor.errors import ConductorError
 
 if TYPE_CHECKING:
@@ -15,11 +16,24 @@ if TYPE_CHECKING:
 
 PresetOption = Annotated[
     str | None,
-    typer.Option("--preset", metavar="NAME", help="A built-in profile; see `conductor presets`."),
+    typer.Option(
+        "--preset",
+        metavar="NAME",
+        help="A built-in profile; see `conductor presets`.",
+        autocompletion=completion.presets,
+    ),
 ]
 SpecOption = Annotated[
     Path | None,
     typer.Option("--spec", metavar="FILE", help="A spec file, .toml or .json."),
+]
+NoiseOption = Annotated[
+    float | None,
+    typer.Option(
+        "--noise",
+        metavar="X",
+        help="Every action takes 1 + U(-X, X) times its expected time.",
+    ),
 ]
 VariationOption = Annotated[
     Path | None,
@@ -27,6 +41,38 @@ VariationOption = Annotated[
         "--variation",
         metavar="FILE.toml",
         help="A variation file, as `conductor fit` writes it, instead of --noise.",
+    ),
+]
+ExecutionOption = Annotated[
+    Literal["static", "ready-first"],
+    typer.Option(
+        "--execution", help="Strictly in order, or the first action in order that is ready."
+    ),
+]
+SeedOption = Annotated[
+    int, typer.Option("--seed", metavar="N", min=0, help="Seed of everything that is drawn.")
+]
+ThreadsOption = Annotated[
+    int,
+    typer.Option(
+        "--threads",
+        metavar="N",
+        min=1,
+        help="Threads of the simulator; they change no result.",
+    ),
+]
+ProfileOption = Annotated[
+    Path | None,
+    typer.Option("--profile", metavar="FILE.toml", help="Write the expected times as a spec file."),
+]
+InputShareOption = Annotated[
+    float | None,
+    typer.Option(
+        "--input-share",
+        metavar="X",
+        min=0.0,
+        max=1.0,
+        help="Share of a full backward that is for the input, where the trace does not say (0.588).",
     ),
 ]
 JsonOption = Annotated[

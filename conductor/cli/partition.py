@@ -28,23 +28,28 @@ def partition(
             ' "weight_memory": 3}, ...]}, embedding and head included.',
         ),
     ],
-    ranks: Annotated[int, typer.Option(min=1, help="Pipeline-parallel ranks.")],
+    ranks: Annotated[int, typer.Option(metavar="N", min=1, help="Pipeline-parallel ranks.")],
     microbatches: Annotated[
-        int | None, typer.Option(min=1, help="Micro-batches in a step; four a rank by default.")
+        int | None,
+        typer.Option(metavar="N", min=1, help="Micro-batches in a step (default: four a rank)."),
     ] = None,
     placement: Annotated[
         Literal["sequential", "loop", "v"],
         typer.Option(help="How stages lie on ranks."),
     ] = "sequential",
     stages_per_rank: Annotated[
-        int | None, typer.Option(min=1, help="1 by default, 2 for loop and v.")
+        int | None,
+        typer.Option(metavar="N", min=1, help="Stages a rank (default: 1; 2 for loop and v)."),
     ] = None,
     memory_limit: Annotated[
         float | None,
-        typer.Option(min=0, help="Of a rank, for weights and activations, in the file's unit."),
+        typer.Option(
+            metavar="X", min=0, help="Of a rank, for weights and activations, in the file's unit."
+        ),
     ] = None,
     transfer_ms: Annotated[
-        float, typer.Option(min=0, help="Of one micro-batch between two ranks.")
+        float,
+        typer.Option(metavar="MS", min=0, help="Of one micro-batch between two ranks."),
     ] = 0.0,
     out: Annotated[
         Path | None,
@@ -52,7 +57,10 @@ def partition(
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Split layers over stages: least work on the fullest rank, then the earliest end."""
+    """Split layers over stages.
+
+    Least work on the fullest rank first, then the earliest end.
+    """
     from conductor.cli import console
     from conductor.planning.layers import load_layers
     from conductor.planning.partition import partition as split

@@ -7,9 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from conductor.cli import completion
 from conductor.cli.options import (
     JsonOption,
+    NoiseOption,
     PresetOption,
+    SeedOption,
     SpecOption,
     UsageError,
     VariationOption,
@@ -37,13 +40,17 @@ def plan(
     spec: SpecOption = None,
     schedule: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="Only this schedule; may be given several times."),
+        typer.Option(
+            metavar="NAME",
+            help="Only this schedule; may be given several times.",
+            autocompletion=completion.schedules,
+        ),
     ] = None,
     objective: Annotated[
         Literal["makespan", "stage-span", "mean", "p95"],
         typer.Option(
             help="What to minimise: the end of the last action; the longest span of a single rank (the"
-            " zero-bubble papers' cost); the mean or 95th percentile of the end under --noise."
+            " zero-bubble papers' cost); the mean or 95th percentile of the end under --noise or --variation."
         ),
     ] = "makespan",
     budget_ms: Annotated[
@@ -55,15 +62,9 @@ def plan(
             " and the pipeline small enough. Ctrl-C ends it with the best so far.",
         ),
     ] = None,
-    noise: Annotated[
-        float | None,
-        typer.Option(
-            metavar="LEVEL",
-            help="For mean and p95: each action takes up to LEVEL (0.1: 10 %) more or less.",
-        ),
-    ] = None,
+    noise: NoiseOption = None,
     variation: VariationOption = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of every choice and draw.")] = 0,
+    seed: SeedOption = 0,
     out: Annotated[
         Path | None,
         typer.Option(metavar="FILE.csv", help="Write the best as torch's compute_only CSV."),

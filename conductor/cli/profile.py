@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from conductor.cli.options import JsonOption
-from conductor.cli.whatif import InputShareOption
+from conductor.cli.options import InputShareOption, JsonOption
 
 if TYPE_CHECKING:
     from conductor.problem.spec import PipelineSpec
@@ -53,7 +52,7 @@ def profile(
         ),
     ] = None,
     microbatches: Annotated[
-        int, typer.Option(metavar="M", min=1, help="Micro-batches of a step, in the spec.")
+        int, typer.Option(metavar="N", min=1, help="Micro-batches of a step, in the spec.")
     ] = 8,
     checkpointing: Annotated[
         bool, typer.Option("--checkpointing", help="Compute activations again in the backward.")
@@ -76,9 +75,9 @@ def profile(
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Measure a GPT on this machine, stage by stage: times of F, I and W, activation memory.
+    """Measure stages: times of F, I and W, activation memory.
 
-    Or your own program, with its links, or read the times from the log of a Megatron-LM job.
+    Of a GPT on this machine, or of your own program, with its links; or from a Megatron-LM job's log.
     """
     from conductor.cli import console
     from conductor.problem.spec_file import save_spec

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from conductor.cli.options import PresetOption, SpecOption, UsageError, chosen_spec
+from conductor.cli import completion
+from conductor.cli.options import ExecutionOption, PresetOption, SpecOption, UsageError, chosen_spec
 
 if TYPE_CHECKING:
     from conductor.ir.schedule import Schedule
@@ -42,15 +43,16 @@ def report(
     spec: SpecOption = None,
     schedule: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="Also this schedule; may be given several times."),
+        typer.Option(
+            metavar="NAME",
+            help="Also this schedule; may be given several times.",
+            autocompletion=completion.schedules,
+        ),
     ] = None,
     best: Annotated[
         int, typer.Option(metavar="N", min=1, help="How many schedules of a plan to show.")
     ] = 3,
-    execution: Annotated[
-        Literal["static", "ready-first"],
-        typer.Option(help="Strictly in order, or the first action in order that is ready."),
-    ] = "static",
+    execution: ExecutionOption = "static",
     steps: Annotated[
         int,
         typer.Option(metavar="N", min=1, help="How many steps of a trace to show, evenly spread."),
@@ -79,7 +81,10 @@ def report(
         ),
     ] = Path("report.html"),
 ) -> None:
-    """One page, or a picture, of schedules and runs: timelines, idle time and why, memory."""
+    """A page or a picture of schedules and runs.
+
+    It shows timelines, idle time and why, memory, and work that moved.
+    """
     check_name(out)
     schedules, runs = _sorted_inputs(inputs or [])
     if runs and not (schedules or schedule) and (preset or spec or migrate):

@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from conductor.cli.options import JsonOption, UsageError, VariationOption, chosen_variation
+from conductor.cli import completion
+from conductor.cli.options import (
+    JsonOption,
+    NoiseOption,
+    SeedOption,
+    UsageError,
+    VariationOption,
+    chosen_variation,
+)
 from conductor.errors import ConductorError
 
 if TYPE_CHECKING:
@@ -23,7 +31,7 @@ if TYPE_CHECKING:
 EXAMPLES = (
     "conductor run --ranks 4",
     "conductor run --emulate gpt-like --schedule zb-1p --steps 10 --json",
-    "conductor run --emulate gpt-like --noise 0.3 --mode ready-first --trace step.json",
+    "conductor run --emulate gpt-like --noise 0.3 --execution ready-first --trace step.json",
     "torchrun --nproc-per-node 4 -m conductor run --schedule 1f1b",
 )
 
@@ -40,6 +48,7 @@ def run(
         str | None,
         typer.Option(
             metavar="SPEC",
+            autocompletion=completion.presets,
             help="A preset or a spec file: plan for it, and stretch every action to its times.",
         ),
     ] = None,
@@ -51,18 +60,23 @@ def run(
         str | None,
         typer.Option(
             metavar="NAME|FILE.csv",
+            autocompletion=completion.schedules,
             help="A schedule by name, or a file in torch's compute_only CSV (default: the best).",
         ),
     ] = None,
     microbatches: Annotated[
         int | None,
         typer.Option(
-            metavar="M", min=1, help="Micro-batches in a step (default: the spec's, or 8)."
+            metavar="N", min=1, help="Micro-batches in a step (default: the spec's, or 8)."
         ),
     ] = None,
     mode: Annotated[
         Literal["static", "ready-first"],
-        typer.Option(help="Strictly in order, or what is ready while the planned action is late."),
+        typer.Option(
+            "--execution",
+            "--mode",
+            help="Strictly in order, or what is ready while the planned action is late.",
+        ),
     ] = "static",
     patience: Annotated[
         float,
@@ -73,12 +87,7 @@ def run(
     steps: Annotated[int, typer.Option(metavar="N", min=1, help="Optimizer steps.")] = 20,
     layers: Annotated[int, typer.Option(metavar="N", min=1, help="Layers of the GPT.")] = 16,
     width: Annotated[int, typer.Option(metavar="N", min=4, help="Width of the GPT.")] = 64,
-    noise: Annotated[
-        float | None,
-        typer.Option(
-            metavar="X", min=0.0, help="Emulated actions take 1 + U(-X, X) times as long."
-        ),
-    ] = None,
+    noise: NoiseOption = None,
     variation: VariationOption = None,
     straggler: Annotated[
         list[str] | None,
@@ -95,7 +104,7 @@ def run(
             " between steps when that pays.",
         ),
     ] = False,
-    seed: Annotated[int, typer.Option(metavar="S", min=0, help="Seed of everything.")] = 0,
+    seed: SeedOption = 0,
     trace: Annotated[
         Path | None,
         typer.Option(metavar="FILE.json", help="Write the last step as a Chrome trace (Perfetto)."),
@@ -114,7 +123,10 @@ def run(
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Train a small GPT under a plan, on real ranks: loss, time and bubble ratio of each step."""
+    """Train a small GPT under a plan, on real ranks.
+
+    Prints loss, time and bubble ratio of each step.
+    """
     if emulate is not None and spec is not None:
         raise UsageError("give one of --emulate and --spec")
     if emulate is None and (noise or variation or straggler):

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from conductor.cli import completion
 from conductor.cli.options import JsonOption
 
 EXAMPLES = ("conductor schedules", "conductor schedules zb-v")
@@ -14,11 +15,16 @@ DRAWN_RANKS, DRAWN_MICROBATCHES = 3, 6
 
 def schedules(
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="Only this one, with its drawing.")
+        str | None,
+        typer.Argument(
+            metavar="[NAME]",
+            help="Only this one, with its drawing.",
+            autocompletion=completion.schedules,
+        ),
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """The schedules that `plan` knows: placement, memory, idle time and source."""
+    """The schedules by name: placement, memory, idle time, source."""
     from conductor.cli import console
     from conductor.problem.spec import PipelineSpec
     from conductor.schedules.registry import SCHEDULES, build

@@ -9,8 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from conductor.cli.options import (
+    ExecutionOption,
     JsonOption,
+    NoiseOption,
     PresetOption,
+    SeedOption,
     SpecOption,
     VariationOption,
     chosen_spec,
@@ -37,20 +40,14 @@ def simulate(
     ],
     preset: PresetOption = None,
     spec: SpecOption = None,
-    noise: Annotated[
-        float | None,
-        typer.Option(metavar="X", help="Every action takes 1 + U(-X, X) times its expected time."),
-    ] = None,
+    noise: NoiseOption = None,
     variation: VariationOption = None,
     draws: Annotated[
         int | None,
         typer.Option(metavar="N", min=1, help=f"Draws of the times (default {DEFAULT_DRAWS})."),
     ] = None,
-    seed: Annotated[int, typer.Option(metavar="S", min=0, help="Seed of the noise.")] = 0,
-    execution: Annotated[
-        Literal["static", "ready-first"],
-        typer.Option(help="Strictly in order, or the first action in order that is ready."),
-    ] = "static",
+    seed: SeedOption = 0,
+    execution: ExecutionOption = "static",
     draw: Annotated[
         bool, typer.Option("--draw", help="Draw the timeline with the expected times.")
     ] = False,
@@ -70,7 +67,7 @@ def simulate(
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """What a schedule takes on a spec: time, idle time and why, memory."""
+    """What a schedule takes: time, idle time and why, memory."""
     import numpy as np
 
     from conductor.cli import console

@@ -9,8 +9,10 @@ import typer
 
 from conductor.cli.options import (
     JsonOption,
+    NoiseOption,
     PresetOption,
     SpecOption,
+    ThreadsOption,
     UsageError,
     VariationOption,
     chosen_spec,
@@ -19,7 +21,8 @@ from conductor.cli.options import (
 
 if TYPE_CHECKING:
     from conductor.rl.evaluation import Evaluation
-    from conductor.rl.ppo import Training
+    from conductor.rl.source import OneInstance
+    from conductor.rl.training import Training
 
 DEFAULT_FILE = "conductor-training.pt"
 DEFAULT_EPISODES = 20_000
@@ -34,13 +37,7 @@ EXAMPLES = (
 def train(
     preset: PresetOption = None,
     spec: SpecOption = None,
-    noise: Annotated[
-        float | None,
-        typer.Option(
-            metavar="X",
-            help="Every action takes 1 + U(-X, X) times its expected time (default 0.1).",
-        ),
-    ] = None,
+    noise: NoiseOption = None,
     variation: VariationOption = None,
     episodes: Annotated[
         int | None,
@@ -56,7 +53,8 @@ def train(
         typer.Option(metavar="NAME", help="Settings: `robust` (default), or `paper`'s own."),
     ] = None,
     seed: Annotated[
-        int | None, typer.Option(metavar="S", min=0, help="Seed of everything (default 0).")
+        int | None,
+        typer.Option(metavar="N", min=0, help="Seed of everything that is drawn."),
     ] = None,
     save: Annotated[
         Path | None, typer.Option(metavar="FILE.pt", help="Write the training to this file.")
@@ -65,21 +63,21 @@ def train(
         Path | None,
         typer.Option(metavar="FILE.pt", help="Go on with the training in this file, exactly."),
     ] = None,
-    threads: Annotated[
-        int,
-        typer.Option(metavar="N", min=1, help="Threads of the simulator; they change no result."),
-    ] = 2,
+    threads: ThreadsOption = 2,
     device: Annotated[
         str, typer.Option(metavar="NAME", help="Where the network learns: cpu or cuda.")
     ] = "cpu",
     json: JsonOption = False,
 ) -> None:
-    """Train a policy on a spec and compare it with every baseline on fresh draws."""
+    """Train a policy and compare it with every baseline.
+
+    The comparison is on fresh draws. Without --noise and --variation, times vary by 10 % (--noise 0.1).
+    """
     from conductor.cli import console
     from conductor.rl.checkpoint import load_checkpoint
     from conductor.rl.config import CONFIGS
     from conductor.rl.device import check_device
-    from conductor.rl.ppo import start_training
+    from conductor.rl.training import start_training
     from conductor.variation import NoVariation
 
     check_device(device)
@@ -112,7 +110,9 @@ def train(
         console.console().print(table(training, evaluation))
 
 
-def run_training(training: Training, *, save: Path | None, threads: int) -> dict[str, float]:
+def run_training(
+    training: Training[OneInstance], *, save: Path | None, threads: int
+) -> dict[str, float]:
     """Trains with a progress bar on standard error and writes the file.
 
     Returns:
@@ -142,8 +142,8 @@ def run_training(training: Training, *, save: Path | None, threads: int) -> dict
             "", total=training.num_episodes, completed=training.episodes, state="cloning"
         )
 
-        def show(now: Training) -> None:
-            state = f"{now.history[-1][1]:.2f} ms, best {now.best_ms:.2f} ms"
+        def show(now: Training[OneInstance]) -> None:
+            state = f"{now.history[-1][1]:.2f} ms, best {now.best_score:.2f} ms"
             progress.update(bar, completed=now.episodes, state=state)
 
         finished = run(training, threads=threads, on_update=show)
@@ -162,36 +162,40 @@ def run_training(training: Training, *, save: Path | None, threads: int) -> dict
     }
 
 
-def evaluate_training(training: Training, *, threads: int) -> Evaluation:
+def evaluate_training(training: Training[OneInstance], *, threads: int) -> Evaluation:
     """The best policy of a training on 1,000 fresh draws (one where all are alike)."""
     from conductor.rl.evaluation import evaluate
     from conductor.variation import UniformNoise
 
-    alike = training.variation == UniformNoise(0.0)
+    alike = training.source.variation == UniformNoise(0.0)
     return evaluate(
-        training.instance, training.best_policy(), training.variation,
+        training.source.instance, training.best_policy(), training.source.variation,
         draws=1 if alike else 1000, seed=training.seed, threads=threads,
     )  # fmt: skip
 
 
-def training_json(training: Training, usage: dict[str, float]) -> dict[str, Any]:
+def training_json(training: Training[OneInstance], usage: dict[str, float]) -> dict[str, Any]:
     """What happened in a training."""
     return {
         "episodes": training.episodes,
-        "plan": training.instance.plan.name,
-        "cloned_from": training.expert.name.lower().replace("_", "-") if training.expert else None,
+        "plan": training.source.instance.plan.name,
+        "cloned_from": training.experts[0].name.lower().replace("_", "-")
+        if training.experts
+        else None,
         "validation_ms": [list(entry) for entry in training.history],
-        "best_validation_ms": training.best_ms,
+        "best_validation_ms": training.best_score,
         **usage,
     }
 
 
-def as_json(training: Training, evaluation: Evaluation, usage: dict[str, float]) -> dict[str, Any]:
+def as_json(
+    training: Training[OneInstance], evaluation: Evaluation, usage: dict[str, float]
+) -> dict[str, Any]:
     """The command's JSON object."""
     from dataclasses import asdict
 
     return {
-        "spec": asdict(training.instance.spec),
+        "spec": asdict(training.source.instance.spec),
         "config": asdict(training.config),
         "seed": training.seed,
         "training": training_json(training, usage),
@@ -208,7 +212,7 @@ def as_json(training: Training, evaluation: Evaluation, usage: dict[str, float])
     }
 
 
-def table(training: Training, evaluation: Evaluation) -> Any:
+def table(training: Training[OneInstance], evaluation: Evaluation) -> Any:
     """The command's table."""
     from conductor.cli import console
     from conductor.rl.evaluation import POLICY
@@ -216,7 +220,7 @@ def table(training: Training, evaluation: Evaluation) -> Any:
     draws = len(evaluation.bound_ms)
     bound = float(evaluation.bound_ms.mean())
     table = console.new_table(
-        f"{training.instance.spec.name}: mean makespan of {draws} fresh draw(s),"
+        f"{training.source.instance.spec.name}: mean makespan of {draws} fresh draw(s),"
         f" per-rank bound {bound:.2f} ms",
         "scheduler", "makespan ms", "95 % interval", "over bound", "less the policy's",
     )  # fmt: skip

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from conductor.cli.options import JsonOption
+from conductor.cli.options import InputShareOption, JsonOption, ProfileOption
 
 if TYPE_CHECKING:
     from conductor.ir.trace import Trace
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 EXAMPLES = (
     "conductor whatif job.parquet",
     "conductor whatif profiler-traces/ --draw",
-    "conductor whatif job.parquet --profile job.toml --timeline job.json",
+    "conductor whatif job.parquet --profile job.toml --trace job.json",
 )
 
 SHOWN = 5
@@ -31,38 +31,30 @@ TraceArgument = Annotated[
         " (.json, .json.gz; a folder or several files, one a rank).",
     ),
 ]
-InputShareOption = Annotated[
-    float | None,
-    typer.Option(
-        metavar="X",
-        min=0.0,
-        max=1.0,
-        help="Share of a full backward that is for the input, where the trace does not say (0.588).",
-    ),
-]
 
 
 def whatif(
     trace: TraceArgument,
     input_share: InputShareOption = None,
-    profile: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE.toml", help="Write the expected times as a spec file."),
-    ] = None,
+    profile: ProfileOption = None,
     dp_rank: Annotated[
         int | None,
         typer.Option(metavar="N", help="Write the profile of this data-parallel rank alone."),
     ] = None,
-    timeline: Annotated[
+    chrome_trace: Annotated[
         Path | None,
-        typer.Option(metavar="FILE.json", help="Write the slowest step as a Perfetto trace."),
+        typer.Option(
+            "--trace",
+            metavar="FILE.json",
+            help="Write the slowest step as a Chrome trace (Perfetto).",
+        ),
     ] = None,
     draw: Annotated[
         bool, typer.Option("--draw", help="Draw the slowest step of the replica that ends it.")
     ] = False,
     json: JsonOption = False,
 ) -> None:
-    """Where a job's time went, to whom, and what each remedy would give."""
+    """Where a job's time went, and what each remedy would give."""
     from conductor.cli import console
     from conductor.errors import ConductorError
     from conductor.whatif.levers import lever_remedies
@@ -86,13 +78,13 @@ def whatif(
 
         save_spec(make_profile(found.graph, dp_rank=dp_rank, input_share=share), profile)
         console.note(f"wrote the expected times to {profile}")
-    if timeline is not None:
+    if chrome_trace is not None:
         from conductor.interop.chrome_trace import write_trace
 
         step = max(found.by_step, key=found.by_step.__getitem__)
         whole = found.graph.trace
-        write_trace(whole.where(whole.steps == step), timeline)
-        console.note(f"wrote step {step} to {timeline}")
+        write_trace(whole.where(whole.steps == step), chrome_trace)
+        console.note(f"wrote step {step} to {chrome_trace}")
     if draw:
         _draw(found, share, stderr=json)
     if json:

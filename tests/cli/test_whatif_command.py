@@ -71,7 +71,7 @@ def test_the_profile_plans(capsys, trace, tmp_path):
 
 
 def test_the_timeline_is_a_chrome_trace(capsys, trace, tmp_path):
-    assert run(capsys, trace, "--timeline", tmp_path / "t.json")[0] == 0
+    assert run(capsys, trace, "--trace", tmp_path / "t.json")[0] == 0
     events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
     assert sum(event["name"] == "0F0" for event in events) == 1
 

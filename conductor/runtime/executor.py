@@ -22,12 +22,14 @@ from conductor.problem.spec import PipelineSpec
 from conductor.runtime import script_profile, torch_shim
 from conductor.runtime.clocks import clock_offsets_ms, machine, merged
 from conductor.runtime.collectives import barrier, gather
+from conductor.runtime.cuda_links import CudaWatch
 from conductor.runtime.dispatch import Arrival, RankPlan, rank_plan
+from conductor.runtime.exchange import Exchange
 from conductor.runtime.faults import Alarm
-from conductor.runtime.links import AnnouncedLink, Inbox, OrderedLink, Outgoing, Shapes, links_of
+from conductor.runtime.links import Shapes
 from conductor.runtime.pace import Pace
 from conductor.runtime.step import Batch, Step, StepTimes
-from conductor.simulator.program import encode
+from conductor.runtime.transport import open_links
 from conductor.simulator.simulate import timeline
 from conductor.simulator.timeline import Timeline
 
@@ -38,7 +40,8 @@ _serial = itertools.count()
 class ConductorSchedule:
     """Runs a plan on this rank's stages, with the gradients of the un-pipelined model, bit for bit.
 
-    Every rank of the pipeline's group makes one, at the same place of the program. CPU tensors (gloo).
+    Every rank of the pipeline's group makes one, at the same place of the program. Its links are gloo
+    between CPUs and NCCL between GPUs (untested).
 
     Args:
         stages: this rank's stages, from `wrap_stage` or with static `input_args` and `output_args`.
@@ -56,6 +59,7 @@ class ConductorSchedule:
         pace: stretches the actions (emulated devices).
         timeout_s: longest wait for a message before the step fails on every rank.
         first_step: number of the first step, when a training goes on; the pace and reports count from it.
+        lends: ranks may do parts of each other's actions, as `exchange.set_migration` says.
 
     Raises:
         InvalidScheduleError: the plan is no valid schedule or is not for these stages.
@@ -77,6 +81,7 @@ class ConductorSchedule:
         pace: Pace | None = None,
         timeout_s: float = 300.0,
         first_step: int = 0,
+        lends: bool = False,
     ) -> None:
         if mode not in get_args(Mode):
             raise ValueError(f"mode must be one of {', '.join(get_args(Mode))}, not {mode!r}")
@@ -87,16 +92,12 @@ class ConductorSchedule:
         self._global_ranks = dist.get_process_group_ranks(group)
         self.rank, num_ranks = stages[0].group_rank, len(self._global_ranks)
         self._loss_fn, self._mode, self._patience, self._spec = loss_fn, mode, patience, spec
+        self._lends, self._in_order = lends, mode == "static" and not lends
         self._scale_grads, self._accumulation_steps = scale_grads, accumulation_steps
         self._pace = pace
         self.group = group
         name = f"conductor/{'-'.join(map(str, self._global_ranks))}/{next(_serial)}"
         self._alarm = Alarm(torch_shim.default_store(), name, self.rank, num_ranks, timeout_s)
-        self._timeout_s = timeout_s
-        self._inbox: Inbox = Inbox()
-        self._outgoing: dict[int, Outgoing] = {}
-        self._announced: dict[int, AnnouncedLink] = {}
-        self._ordered: dict[int, OrderedLink] = {}
         self._prepared: tuple[int, bool] | None = None
         self._num_steps, self._num_accumulated, self._microbatches = first_step, 0, 0
         self._forward_ns: float | None = None
@@ -104,7 +105,15 @@ class ConductorSchedule:
         self._failed = False
         self.times: StepTimes | None = None
         self.set_plan(plan, n_microbatches)
-        self._open_links(name)
+        self._links = open_links(
+            name, plan.stage_ranks, self.rank,
+            device=stages[0].device, in_order=self._in_order, shapes_of=self._shapes_of,
+            timeout_s=timeout_s,
+        )  # fmt: skip
+        self.exchange = (
+            Exchange(name, self.rank, num_ranks, self._links.inbox, self._alarm) if lends else None
+        )
+        self._watch = CudaWatch() if stages[0].device.type == "cuda" else None
         self._profile = script_profile.started(self)
 
     @property
@@ -147,11 +156,6 @@ class ConductorSchedule:
             for has_backward in (True, False)
         }
         self._planned_gaps = self._find_gaps(plan) if self._mode == "ready-first" else None
-        self._expected_ns = None
-        if self._spec is not None:
-            own = slice(*plan.rank_offsets[self.rank : self.rank + 2].tolist())
-            expected_ms: FloatArray = encode(self._spec, plan).duration_ms[own]
-            self._expected_ns = (expected_ms * 1e6).astype(np.int64).tolist()
         self.times = None
 
     def set_pace(self, pace: Pace | None) -> None:
@@ -248,9 +252,9 @@ class ConductorSchedule:
 
     def close(self) -> None:
         """Ends the links and their threads; no step can follow. Not needed at the end of a program."""
-        for link in self._announced.values():
-            link.close()
-        self._outgoing, self._announced, self._ordered = {}, {}, {}
+        if self.exchange is not None:
+            self.exchange.close()
+        self._links.close()
         self._failed = True
 
     def barrier(self) -> None:
@@ -280,7 +284,7 @@ class ConductorSchedule:
         except BaseException as error:
             self._failed = True
             doing = f"prepares step {number}" if step is None else step.describe()
-            raise self._alarm.report_error(error, doing, self._abort_links) from error
+            raise self._alarm.report_error(error, doing, self._links.abort) from error
         if has_backward:
             self._keep(step.times)
         if self.plan.stage_ranks[-1] != self.rank:
@@ -293,11 +297,7 @@ class ConductorSchedule:
     def _start(self, number: int, batch: Batch, *, has_backward: bool) -> Step:
         plan = self._rank_plans[has_backward]
         lag_ms, targets_ns = self._emulate(number, has_backward)
-        for sender, messages in plan.senders.items():
-            if self._mode == "static":
-                self._ordered[sender].expect(messages, lag_ms)
-            else:
-                self._announced[sender].expect(len(messages), lag_ms)
+        self._links.expect(plan.senders, lag_ms)
         return Step(
             number=number,
             plan=plan,
@@ -305,15 +305,24 @@ class ConductorSchedule:
             stages=self._stages,
             batch=batch,
             loss_fn=self._loss_fn,
-            inbox=self._inbox,
-            ordered=self._ordered,
-            outgoing=self._outgoing,
+            links=self._links,
+            watch=self._watch,
             alarm=self._alarm,
             targets_ns=targets_ns,
-            expected_ns=self._expected_ns if has_backward else None,
             patience_ns=self._patience_ns(plan),
             has_backward=has_backward,
+            exchange=self._lending(number) if has_backward else None,
         )
+
+    def _lending(self, number: int) -> Exchange | None:
+        """The exchange, where work may move in this step."""
+        exchange = self.exchange
+        if exchange is None or exchange.migration is None:
+            return None
+        pace, program = self._pace, exchange.migration.program
+        realised = None if pace is None else pace.targets_ms(self.plan, number) - program.send_ms
+        exchange.begin_step(number, realised)
+        return exchange
 
     def _split(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], target: Any, count: int
@@ -390,6 +399,7 @@ class ConductorSchedule:
         mine = {
             "plan": plan_hash(plan),
             "mode": self._mode,
+            "lending": self._lends,
             "accumulation_steps": self._accumulation_steps,
             "version of torch": torch.__version__,
         }
@@ -415,22 +425,6 @@ class ConductorSchedule:
                 f" holds stages {sorted(self._stages)} of {len(self._global_ranks)} ranks"
             )
         return None
-
-    def _open_links(self, name: str) -> None:
-        for sender, receiver in links_of(self.plan.stage_ranks, self.rank):
-            group = torch_shim.pair_group(
-                f"{name}/{sender}-{receiver}", int(receiver == self.rank), self._timeout_s
-            )
-            if sender == self.rank:
-                self._outgoing[receiver] = Outgoing(group, self._timeout_s)
-            elif self._mode == "static":
-                self._ordered[sender] = OrderedLink(group, sender, self._shapes_of)
-            else:
-                self._announced[sender] = AnnouncedLink(group, sender, self._inbox)
-
-    def _abort_links(self) -> None:
-        for link in self._outgoing.values():
-            link.abort()
 
     def _shapes_of(self, message: Arrival) -> Shapes:
         """What a message to this rank is like, as its stages were declared."""

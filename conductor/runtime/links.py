@@ -21,7 +21,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -54,7 +54,7 @@ class Message:
         sender: rank in the pipeline's group.
         transfer_ms: from the send to the arrival, on the clocks of sender and receiver.
         arrived_before: it was there before this rank looked, so `transfer_ms` is too long.
-        work_ms: realised and expected time of the action that it comes from.
+        work_ms: what the action that it comes from took.
     """
 
     key: Arrival
@@ -63,7 +63,7 @@ class Message:
     sender: int
     transfer_ms: float
     arrived_before: bool = False
-    work_ms: tuple[float, float] = (0.0, 0.0)
+    work_ms: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +74,19 @@ class LinkFailure:
     error: str
 
 
-Inbox = SimpleQueue[Message | LinkFailure]
+class Inbox(Protocol):
+    """What has come to a rank, as a `SimpleQueue`; None only wakes it up."""
+
+    def put(self, item: Any, /) -> None:
+        """From any thread."""
+
+    def empty(self) -> bool:
+        """Whether nothing is there by now."""
+
+    def get(self, *, timeout: float | None = None) -> Message | LinkFailure | None:
+        """Waits for the next; raises `Empty` after `timeout` seconds."""
+
+
 Shapes = Sequence[tuple[tuple[int, ...], torch.dtype] | None]
 """Of the tensors of a message; None where one is missing."""
 
@@ -108,7 +120,7 @@ class Outgoing:
         key: Arrival,
         step: int,
         tensors: Sequence[Tensor | None],
-        work_ns: tuple[int, int] = (0, 0),
+        work_ns: int = 0,
     ) -> None:
         """Sends without waiting, unless several older messages are still on their way.
 
@@ -116,13 +128,13 @@ class Outgoing:
             key: what it is and for whom.
             step: number of the step.
             tensors: of one micro-batch.
-            work_ns: realised and expected time of the action that made them.
+            work_ns: what the action that made them took.
         """
         while len(self._sent) > _OUTSTANDING:
             self._wait_oldest()
         is_grad, stage, microbatch = key
         now = time.perf_counter_ns()
-        numbers = [step, int(is_grad), stage, microbatch, now, *work_ns, len(tensors)]
+        numbers = [step, int(is_grad), stage, microbatch, now, work_ns, len(tensors)]
         for tensor in tensors:
             if tensor is None:
                 numbers.append(_MISSING)
@@ -134,7 +146,7 @@ class Outgoing:
         self._post(torch.tensor(numbers, dtype=torch.int64))
         for tensor in tensors:
             if tensor is not None:
-                self._post(tensor.detach().contiguous())
+                self._post_payload(tensor.detach().contiguous())
 
     def flush(self) -> None:
         """Waits until everything is sent."""
@@ -149,6 +161,9 @@ class Outgoing:
 
     def _post(self, tensor: Tensor) -> None:
         self._sent.append((self._group.send([tensor], 1, 0), tensor))
+
+    def _post_payload(self, tensor: Tensor) -> None:
+        self._post(tensor)
 
     def _wait_oldest(self) -> None:
         work, _ = self._sent[0]
@@ -188,19 +203,23 @@ class AnnouncedLink:
         except Exception as error:  # of any kind: the rank's main thread must hear of it
             self._inbox.put(LinkFailure(sender=self._sender, error=str(error)))
 
-    def _receive(self, lag_ms: dict[int, float]) -> Message:
-        header = torch.empty(_HEADER, dtype=torch.int64)
-        self._take(header)
-        numbers = header.tolist()
-        if numbers[0] == _ABORT:
-            raise ConnectionAbortedError("it has failed")
+    def _receive(self, lag_ms: dict[int, float]) -> Any:
+        numbers = self._take_header()
         tensors: list[Tensor | None] = []
-        for shape in _announced(numbers):
+        for shape in announced(numbers):
             tensor = shape and torch.empty(shape[0], dtype=shape[1])
             if tensor is not None:
                 self._take(tensor)
             tensors.append(tensor)
-        return _message(numbers, tensors, self._sender, lag_ms)
+        return message(numbers, tensors, self._sender, lag_ms)
+
+    def _take_header(self) -> list[int]:
+        header = torch.empty(_HEADER, dtype=torch.int64)
+        self._take(header)
+        numbers: list[int] = header.tolist()
+        if numbers[0] == _ABORT:
+            raise ConnectionAbortedError("it has failed")
+        return numbers
 
     def _take(self, tensor: Tensor) -> None:
         self._group.recv([tensor], 0, 0).wait()
@@ -242,25 +261,25 @@ class OrderedLink:
             numbers = header.tolist()
             if numbers[0] == _ABORT:
                 raise ConnectionAbortedError("it has failed")
-            got = list(_announced(numbers))
+            got = list(announced(numbers))
             if got != list(self._shapes_of(key)):
                 # Payloads of another size would end up in the wrong buffers: read no further.
-                return _message(numbers, [s and torch.empty(*s[:1], dtype=s[1]) for s in got],
+                return message(numbers, [s and torch.empty(*s[:1], dtype=s[1]) for s in got],
                                 self._sender, {})  # fmt: skip
             for work in works[1:]:
                 work.wait()
         except Exception as error:  # of any kind: the step says what it means
             return LinkFailure(sender=self._sender, error=str(error))
         self._posted.popleft()
-        message = _message(numbers, tensors[1:], self._sender, self._lag_ms)
+        got_it = message(numbers, tensors[1:], self._sender, self._lag_ms)
         # gloo says when a message has come only to those who wait for it.
-        return replace(message, arrived_before=time.perf_counter_ns() - began_ns < _LOOK_NS)
+        return replace(got_it, arrived_before=time.perf_counter_ns() - began_ns < _LOOK_NS)
 
 
-def _announced(numbers: Sequence[int]) -> Iterator[tuple[tuple[int, ...], torch.dtype] | None]:
+def announced(numbers: Sequence[int]) -> Iterator[tuple[tuple[int, ...], torch.dtype] | None]:
     """Shapes and types of the tensors that a header announces."""
-    rest = iter(numbers[8:])
-    for _ in range(numbers[7]):
+    rest = iter(numbers[7:])
+    for _ in range(numbers[6]):
         dtype = next(rest)
         if dtype == _MISSING:
             yield None
@@ -268,7 +287,7 @@ def _announced(numbers: Sequence[int]) -> Iterator[tuple[tuple[int, ...], torch.
             yield tuple(next(rest) for _ in range(next(rest))), _DTYPES[dtype]
 
 
-def _message(
+def message(
     numbers: Sequence[int],
     tensors: Sequence[Tensor | None],
     sender: int,
@@ -286,5 +305,5 @@ def _message(
         tensors=tuple(tensors),
         sender=sender,
         transfer_ms=(time.perf_counter_ns() - sent_ns) / 1e6,
-        work_ms=(numbers[5] / 1e6, numbers[6] / 1e6),
+        work_ms=numbers[5] / 1e6,
     )

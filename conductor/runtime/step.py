@@ -16,9 +16,12 @@ from torch.profiler import record_function
 from conductor.ir.action import Action
 from conductor.problem.kind import Kind
 from conductor.runtime import torch_shim
+from conductor.runtime.cuda_links import CudaWatch
 from conductor.runtime.dispatch import Arrival, Dispatcher, RankPlan
+from conductor.runtime.exchange import Exchange
 from conductor.runtime.faults import LOOK_S, Alarm
-from conductor.runtime.links import Inbox, LinkFailure, Message, OrderedLink, Outgoing
+from conductor.runtime.links import LinkFailure, Message
+from conductor.runtime.transport import Links
 
 
 @dataclass(slots=True, kw_only=True)
@@ -65,27 +68,25 @@ class Step:
         stages: Mapping[int, PipelineStage],
         batch: Batch,
         loss_fn: Callable[..., Tensor] | None,
-        inbox: Inbox,
-        ordered: Mapping[int, OrderedLink],
-        outgoing: Mapping[int, Outgoing],
+        links: Links,
+        watch: CudaWatch | None,
         alarm: Alarm,
         targets_ns: Sequence[int] | None,
-        expected_ns: Sequence[int] | None,
         patience_ns: Sequence[int] | None,
         has_backward: bool,
+        exchange: Exchange | None = None,
     ) -> None:
-        """`targets_ns` stretches the actions; `expected_ns` goes with what they send.
+        """`targets_ns` stretches the actions; static execution has no `patience_ns`.
 
-        Static execution has `ordered` links and no `patience_ns`: that is how long each action may keep
-        the rank waiting, from when its turn has come, before a later one may run.
+        That is how long each action may keep the rank waiting, from when its turn has come, before a
+        later one may run. With an `exchange` ranks do parts of each other's actions.
         """
         self._number, self._plan, self._stage_ranks = number, plan, stage_ranks
         self._stages, self._batch, self._loss_fn = stages, batch, loss_fn
-        self._inbox, self._ordered = inbox, ordered
-        self._outgoing, self._alarm = outgoing, alarm
-        self._targets_ns, self._expected_ns = targets_ns, expected_ns
-        self._patience_ns = patience_ns
-        self._has_backward = has_backward
+        self._inbox, self._ordered, self._outgoing = links.inbox, links.ordered, links.outgoing
+        self._watch, self._alarm = watch, alarm
+        self._targets_ns, self._patience_ns = targets_ns, patience_ns
+        self._has_backward, self._exchange = has_backward, exchange
         self._dispatcher = Dispatcher(plan)
         self._backwards = dict.fromkeys(stages, 0)
         self._graphs: dict[int, Tensor] = {}
@@ -106,12 +107,16 @@ class Step:
         while dispatcher.num_left:
             while not self._inbox.empty():
                 self._accept(self._inbox.get())
+            if self._exchange is not None:
+                self._exchange.serve()
             if self._patience_ns is not None and dispatcher.planned != turn:
                 turn = dispatcher.planned
                 patience_ends = clock() + self._patience_ns[turn]
             ahead = patience_ends is not None and clock() >= patience_ends
             index = dispatcher.choose(ahead=ahead)
             if index is None:
+                if self._exchange is not None:
+                    self._exchange.idle()
                 if self._ordered:
                     self._accept(self._ordered[self._awaited()].take())
                 else:
@@ -122,20 +127,29 @@ class Step:
             dispatcher.start(index)
             with record_function(f"Conductor:{action}"):  # for torch's profiler
                 start_ns = clock()
+                if self._exchange is not None:
+                    self._exchange.start(index, start_ns)
+                if self._watch is not None:
+                    self._watch.start()
                 send = self._perform(action)
-                if self._targets_ns is not None:
+                if self._watch is not None:
+                    took_ns = self._watch.finish()
+                    start_ns = clock() - took_ns
+                if self._exchange is not None:
+                    self._exchange.finish(stretch=self._targets_ns is not None)
+                elif self._targets_ns is not None:
                     left_s = (start_ns + self._targets_ns[index] - clock()) / 1e9
                     if left_s > 0.0:
                         time.sleep(left_s)
                 self.times.start_ns[index], self.times.end_ns[index] = start_ns, clock()
             if send is not None:
-                took_ns = self.times.end_ns[index] - start_ns
-                expected_ns = took_ns if self._expected_ns is None else self._expected_ns[index]
-                self._hand_on(*send, (took_ns, expected_ns))
+                self._hand_on(*send, self.times.end_ns[index] - start_ns)
             dispatcher.finish(index)
             self._doing = None
         for link in self._outgoing.values():
             link.flush()
+        if self._exchange is not None:
+            self._exchange.end_step(self.describe)
 
     def describe(self) -> str:
         """What the rank does now, for a report."""
@@ -179,8 +193,10 @@ class Step:
             if time.monotonic() > deadline:
                 raise TimeoutError(f"no message for {self._alarm.timeout_s:g} s")
 
-    def _accept(self, message: Message | LinkFailure) -> None:
+    def _accept(self, message: Message | LinkFailure | None) -> None:
         """Gives an arrived input to its stage."""
+        if message is None:
+            return
         if isinstance(message, LinkFailure):
             # The cause is often told a moment later, by the rank that failed first.
             time.sleep(LOOK_S)
@@ -263,9 +279,7 @@ class Step:
         self.outputs[microbatch] = output.detach() if isinstance(output, Tensor) else output
         return None
 
-    def _hand_on(
-        self, key: Arrival, tensors: Sequence[Tensor | None], work_ns: tuple[int, int]
-    ) -> None:
+    def _hand_on(self, key: Arrival, tensors: Sequence[Tensor | None], work_ns: int) -> None:
         """Gives a result to the neighbour stage, here or on another rank."""
         is_grad, stage_index, microbatch = key
         rank = self._stage_ranks[stage_index]

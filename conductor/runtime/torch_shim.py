@@ -167,6 +167,21 @@ def pair_group(name: str, rank: int, timeout_s: float) -> Any:
     return ProcessGroupGloo(store, rank, 2, timedelta(seconds=timeout_s))
 
 
+def nccl_pair(name: str, rank: int, timeout_s: float, device: torch.device) -> Any:
+    """As `pair_group`, of NCCL. Untested: nothing here has run on GPUs.
+
+    Raises:
+        ConductorError: this torch has no NCCL.
+    """
+    nccl = getattr(torch.distributed, "ProcessGroupNCCL", None)
+    if nccl is None:
+        raise ConductorError(f"torch {torch.__version__} has no NCCL: stages on {device} need it")
+    options = nccl.Options()
+    options._timeout = timedelta(seconds=timeout_s)
+    with torch.cuda.device(device):
+        return nccl(PrefixStore(name, default_store()), rank, 2, options)
+
+
 def lone_store() -> Any:
     """A store for a process group of one."""
     return HashStore()

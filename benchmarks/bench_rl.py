@@ -19,7 +19,9 @@ from conductor.rl.instance import Instance
 from conductor.rl.kernels import NUM_FEATURES
 from conductor.rl.play import Decider, Weights, play, record
 from conductor.rl.policy import ActorCritic
-from conductor.rl.ppo import new_training, start_training, train
+from conductor.rl.ppo import train
+from conductor.rl.source import OneInstance
+from conductor.rl.training import new_training, start_training
 from conductor.schedules.registry import build
 from conductor.variation import UniformNoise
 
@@ -58,10 +60,10 @@ def test_collecting_100_episodes_at_8_ranks_32_microbatches(
 
 def test_collecting_and_learning(benchmark: BenchmarkFixture) -> None:
     config = replace(ROBUST, cloning_rollouts=8, cloning_epochs=1, validation_draws=1)
-    instance = _instance(8, 32)
+    source = OneInstance(instance=_instance(8, 32), variation=UniformNoise(0.3))
 
     def run() -> None:
-        training = new_training(instance, UniformNoise(0.3), config, num_episodes=256, seed=0)
+        training = new_training(source, config, num_episodes=256, seed=0)
         assert train(training)
 
     benchmark.pedantic(run, rounds=3, warmup_rounds=1)

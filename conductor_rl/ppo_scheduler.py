@@ -9,7 +9,8 @@ from conductor.rl.config import PAPER
 from conductor.rl.environment import PipelineEnv
 from conductor.rl.evaluation import Evaluation
 from conductor.rl.policy import ActorCritic
-from conductor.rl.ppo import Training, new_training
+from conductor.rl.source import OneInstance
+from conductor.rl.training import Training, new_training
 from conductor_rl.pipeline_simulator import PipelineSimulator
 
 __all__ = ["ActorCritic", "PPOScheduler", "PipelineSchedulingEnv"]
@@ -37,7 +38,7 @@ class PPOScheduler:
         self.batch_size = PAPER.batch_size
         self.bc_rollouts = PAPER.cloning_rollouts
         self.bc_epochs = PAPER.cloning_epochs
-        self.training: Training | None = None
+        self.training: Training[OneInstance] | None = None
         self.usage: dict[str, float] = {}
 
     def train(
@@ -47,10 +48,10 @@ class PPOScheduler:
         threads: int = 1,
         device: str = "cpu",
         save: Path | None = None,
-    ) -> Training:
+    ) -> Training[OneInstance]:
         """Clones, then trains for a number of episodes, with a progress bar on standard error."""
         self.training = new_training(
-            self.simulator.instance, self.simulator.variation, PAPER,
+            OneInstance(instance=self.simulator.instance, variation=self.simulator.variation), PAPER,
             num_episodes=num_episodes, seed=self.seed, device=device,
         )  # fmt: skip
         self.usage = run_training(self.training, save=save, threads=threads)

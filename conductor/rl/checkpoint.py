@@ -15,39 +15,33 @@ from conductor.errors import FormatError
 from conductor.ir.schedule import Schedule
 from conductor.problem.spec import PipelineSpec
 from conductor.rl.config import TrainingConfig
+from conductor.rl.curriculum import Curriculum
 from conductor.rl.instance import Instance
 from conductor.rl.play import Decider
-from conductor.rl.ppo import Training, new_training
+from conductor.rl.source import OneInstance, Source
+from conductor.rl.training import Training, new_training
 from conductor.variation import Variation
 
-FORMAT = "conductor-training-1"
+FORMAT = "conductor-training-2"
 
 _PLAN_ARRAYS = ("kinds", "stages", "microbatches", "rank_offsets")
 
 
-def save_checkpoint(training: Training, path: str | Path) -> None:
+def save_checkpoint(training: Training[Source], path: str | Path) -> None:
     """Writes a training to a file, whole or not at all."""
-    plan = training.instance.plan
     state = {
         "format": FORMAT,
-        "spec": asdict(training.instance.spec),
-        "plan": {
-            "name": plan.name,
-            "stage_ranks": list(plan.stage_ranks),
-            "num_microbatches": plan.num_microbatches,
-            **{name: getattr(plan, name).tolist() for name in _PLAN_ARRAYS},
-        },
-        "variation": _variation_to_dict(training.variation),
+        "source": _source_to_dict(training.source),
         "config": asdict(training.config),
         "seed": training.seed,
         "num_episodes": training.num_episodes,
         "episodes": training.episodes,
-        "expert": None if training.expert is None else int(training.expert),
+        "experts": None if training.experts is None else [int(e) for e in training.experts],
         "network": training.network.state_dict(),
         "optimizer": training.optimizer.state_dict(),
         "rng": training.rng.bit_generator.state,
         "best_weights": training.best_weights,
-        "best_ms": training.best_ms,
+        "best_score": training.best_score,
         "history": training.history,
     }
     path = Path(path)
@@ -56,7 +50,7 @@ def save_checkpoint(training: Training, path: str | Path) -> None:
     os.replace(partial, path)
 
 
-def load_checkpoint(path: str | Path, *, device: str = "cpu") -> Training:
+def load_checkpoint(path: str | Path, *, device: str = "cpu") -> Training[OneInstance | Curriculum]:
     """Reads a training from a file.
 
     Raises:
@@ -72,10 +66,8 @@ def load_checkpoint(path: str | Path, *, device: str = "cpu") -> Training:
         ) from None
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         raise FormatError(f"{path} is no checkpoint of a training (format {FORMAT})")
-    instance = Instance.of(PipelineSpec(**state["spec"]), Schedule.from_arrays(**state["plan"]))
     training = new_training(
-        instance,
-        _variation_from_dict(state["variation"]),
+        _source_from_dict(state["source"]),
         TrainingConfig(**state["config"]),
         num_episodes=state["num_episodes"],
         seed=state["seed"],
@@ -85,11 +77,39 @@ def load_checkpoint(path: str | Path, *, device: str = "cpu") -> Training:
     training.optimizer.load_state_dict(state["optimizer"])
     training.rng.bit_generator.state = state["rng"]
     training.episodes = state["episodes"]
-    training.expert = None if state["expert"] is None else Decider(state["expert"])
+    if state["experts"] is not None:
+        training.experts = tuple(Decider(expert) for expert in state["experts"])
     training.best_weights = {name: value.cpu() for name, value in state["best_weights"].items()}
-    training.best_ms = state["best_ms"]
-    training.history = [(int(episodes), float(mean)) for episodes, mean in state["history"]]
+    training.best_score = state["best_score"]
+    training.history = [(int(episodes), float(score)) for episodes, score in state["history"]]
     return training
+
+
+def _source_to_dict(source: Source) -> dict[str, Any]:
+    if isinstance(source, Curriculum):
+        return {"curriculum": asdict(source)}
+    if not isinstance(source, OneInstance):
+        raise TypeError(f"a checkpoint cannot hold a {type(source).__name__}")
+    plan = source.instance.plan
+    return {
+        "spec": asdict(source.instance.spec),
+        "plan": {
+            "name": plan.name,
+            "stage_ranks": list(plan.stage_ranks),
+            "num_microbatches": plan.num_microbatches,
+            **{name: getattr(plan, name).tolist() for name in _PLAN_ARRAYS},
+        },
+        "variation": _variation_to_dict(source.variation),
+    }
+
+
+def _source_from_dict(values: dict[str, Any]) -> OneInstance | Curriculum:
+    if "curriculum" in values:
+        return Curriculum(**values["curriculum"])
+    spec, plan = PipelineSpec(**values["spec"]), Schedule.from_arrays(**values["plan"])
+    return OneInstance(
+        instance=Instance.of(spec, plan), variation=_variation_from_dict(values["variation"])
+    )
 
 
 def _variation_to_dict(variation: Variation) -> dict[str, Any]:

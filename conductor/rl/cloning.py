@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from conductor.ir.schedule import FloatArray
-from conductor.rl.config import TrainingConfig
+from conductor.rl.experience import collect
 from conductor.rl.instance import Instance
-from conductor.rl.play import Decider, play, record
-from conductor.rl.policy import ActorCritic, masked_log_probabilities
-from conductor.rl.returns import discounted_returns
+from conductor.rl.play import Decider, play
+from conductor.rl.policy import masked_log_probabilities
+from conductor.rl.processes import Processes
+from conductor.rl.source import Source
+from conductor.rl.training import Training
+from conductor.rl.validation import held_out_draws
 
 EXPERTS = (Decider.REPLAY, Decider.READY_FIRST, Decider.GREEDY)
 """Whom a policy may start from, the first of equals."""
@@ -26,69 +28,53 @@ def best_expert(instance: Instance, durations_ms: FloatArray, *, threads: int = 
     return EXPERTS[int(np.argmin(np.round(means, 9)))]
 
 
-def clone(
-    network: ActorCritic,
-    optimizer: torch.optim.Optimizer,
-    config: TrainingConfig,
-    instance: Instance,
-    durations_ms: FloatArray,
-    expert: Decider,
-    rng: np.random.Generator,
-    *,
-    threads: int = 1,
-) -> float:
-    """Fits the actor to the expert's choices and the critic to its returns, under given draws.
+def clone(training: Training[Source], *, processes: Processes, threads: int) -> float:
+    """Fits the actor to the best expert's choices on each task and the critic to its returns.
 
     Args:
-        network: changed in place.
-        optimizer: of its parameters.
-        config: epochs, batch size, label smoothing, discount.
-        instance: the pipeline.
-        durations_ms: shape (episodes, n).
-        expert: whom to clone.
-        rng: of the order of the decisions.
+        training: changed in place.
+        processes: who plays and learns.
         threads: for the episodes.
 
     Returns:
-        The share of choices that the network makes as the expert does, in the last pass.
+        The share of choices that the network makes as the experts do, in the last pass.
     """
-    device = next(network.parameters()).device
-    decisions = record(instance, durations_ms, expert, threads=threads)
-    observations = torch.from_numpy(decisions.observations).to(device)
-    choices = torch.from_numpy(decisions.choices).to(device)
-    slots = torch.from_numpy(decisions.slots).to(device)
-    returns = torch.from_numpy(discounted_returns(decisions, config.discount)).to(device)
-    if not len(slots):  # a pipeline without a choice
+    config, network = training.config, training.network
+    tasks = training.source.cloning_tasks()
+    training.experts = tuple(
+        best_expert(task.instance, held_out_draws(training, task), threads=threads)
+        for task in tasks
+    )
+    seen = collect(
+        training, list(zip(tasks, training.experts, strict=True)), config.cloning_rollouts,
+        episodes_per_draw=1, processes=processes, threads=threads,
+    )  # fmt: skip
+    if not len(seen):  # pipelines without a choice
         return 1.0
     agreed = 0
     for _ in range(config.cloning_epochs):
         agreed = 0
-        for batch in minibatches(len(slots), config.batch_size, rng, device):
-            scores, values = network.decide(observations[batch])
-            logs = masked_log_probabilities(scores, choices[batch])
-            loss = _cross_entropy(logs, slots[batch], config.label_smoothing)
-            loss = loss + config.value_coefficient * (values - returns[batch]).square().mean()
-            optimizer.zero_grad(set_to_none=True)
+        for batch, rows in seen.batches(config.batch_size, training.rng):
+            rows = rows[rows >= 0]
+            scores, values = network.decide(seen.observations[rows])
+            logs = masked_log_probabilities(scores, seen.choices[rows])
+            loss = _cross_entropy(logs, seen.slots[rows], config.label_smoothing, len(batch))
+            errors = (values - seen.returns[rows]).square().sum() / len(batch)
+            loss = loss + config.value_coefficient * errors
+            training.optimizer.zero_grad(set_to_none=True)
             loss.backward()  # type: ignore[no-untyped-call]  # torch's
-            optimizer.step()
-            agreed += int((logs.argmax(1) == slots[batch]).sum())
-    return agreed / len(slots)
+            processes.add_gradients(network)
+            training.optimizer.step()
+            agreed += int((logs.argmax(1) == seen.slots[rows]).sum())
+    return processes.total(agreed) / len(seen)
 
 
-def minibatches(
-    count: int, size: int, rng: np.random.Generator, device: torch.device
-) -> tuple[Tensor, ...]:
-    """Indices 0 to count - 1 in random order, in equal parts of about the size (at least one part)."""
-    order = torch.from_numpy(rng.permutation(count)).to(device)
-    return order.tensor_split(max(1, round(count / size)))
-
-
-def _cross_entropy(logs: Tensor, slots: Tensor, smoothing: float) -> Tensor:
-    """Mean cross entropy; a share `smoothing` of the target is spread over the open choices."""
+def _cross_entropy(logs: Tensor, slots: Tensor, smoothing: float, count: int) -> Tensor:
+    """Sum over rows over count; a share `smoothing` of the target is spread over the open choices."""
     chosen = logs.gather(1, slots.unsqueeze(1)).squeeze(1)
-    loss = -(1.0 - smoothing) * chosen.mean()
+    loss = -(1.0 - smoothing) * (chosen.sum() / count)
     if smoothing:
         open_ = logs.isfinite()
         spread = logs.masked_fill(~open_, 0.0).sum(1) / open_.sum(1)
-        loss = loss - smoothing * spread.mean()
+        loss = loss - smoothing * (spread.sum() / count)
     return loss

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +26,8 @@ class TrainingConfig:
         episodes_per_draw: of these, how many share one draw of durations; above 1 their mean is a baseline
             beside the critic.
         hidden: width of both hidden layers.
-        validation_draws: fixed draws on which every update's policy is compared; the best is kept.
+        validation_draws: fixed draws of a task on which policies are compared; the best is kept.
+        validation_interval: updates from one comparison to the next.
     """
 
     name: str
@@ -45,6 +46,7 @@ class TrainingConfig:
     episodes_per_draw: int = 1
     hidden: int = 128
     validation_draws: int = 1000
+    validation_interval: int = 1
 
 
 PAPER = TrainingConfig(name="paper")
@@ -66,4 +68,15 @@ ROBUST = TrainingConfig(
 )
 """What the paper's settings do not allow: room to leave the plan, and many more episodes."""
 
-CONFIGS: dict[str, TrainingConfig] = {config.name: config for config in (PAPER, ROBUST)}
+GENERALIST = replace(
+    ROBUST,
+    name="generalist",
+    cloning_rollouts=512,
+    batch_size=4096,
+    episodes_per_update=256,
+    validation_draws=32,
+    validation_interval=8,
+)
+"""One policy for pipelines of all sorts."""
+
+CONFIGS: dict[str, TrainingConfig] = {config.name: config for config in (PAPER, ROBUST, GENERALIST)}

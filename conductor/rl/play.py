@@ -130,12 +130,17 @@ def record(
     *,
     weights: Weights = NO_WEIGHTS,
     rng: np.random.Generator | None = None,
+    part: slice = slice(None),
     threads: int = 1,
 ) -> Decisions:
-    """Plays episodes as `play` does and keeps every decision, for training."""
+    """Plays episodes as `play` does and keeps every decision, for training.
+
+    Only the given part of the episodes is played; which part it is changes none of them.
+    """
     busy = instance.program.busy_ms(durations_ms)
+    seeds = _seeds(rng, len(busy))[part]
+    busy = busy[part]
     episodes, room = len(busy), 2 * busy.shape[1]
-    seeds = _seeds(rng, episodes)
     observations = np.empty(
         (episodes, room, instance.stages_per_rank, kernels.NUM_FEATURES), np.float32
     )

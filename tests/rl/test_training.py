@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,13 +13,17 @@ from conductor.errors import FormatError
 from conductor.problem.presets import load_preset
 from conductor.rl.checkpoint import load_checkpoint, save_checkpoint
 from conductor.rl.config import PAPER, ROBUST, TrainingConfig
+from conductor.rl.curriculum import Curriculum
 from conductor.rl.evaluation import GREEDY, LOCK_STEP, POLICY, READY_FIRST, evaluate
-from conductor.rl.play import Decider, play
-from conductor.rl.ppo import Training, new_training, start_training, train
+from conductor.rl.play import Decider, play, record
+from conductor.rl.ppo import train
 from conductor.rl.returns import discounted_returns
-from conductor.variation import MarkovStragglers, NoVariation, Product, UniformNoise
+from conductor.rl.source import OneInstance, Source
+from conductor.rl.training import Training, new_training, start_training
+from conductor.variation import MarkovStragglers, NoVariation, Product, UniformNoise, Variation
 from tests.rl.instances import preset_instance
 
+NOISE = UniformNoise(0.3)
 QUICK = replace(
     ROBUST,
     name="quick",
@@ -30,11 +35,27 @@ QUICK = replace(
 
 
 def quick_training(
-    num_episodes: int = 32, *, config: TrainingConfig = QUICK, preset: str = "gpt-like"
-) -> Training:
-    return new_training(
-        preset_instance(preset), UniformNoise(0.3), config, num_episodes=num_episodes, seed=3
-    )
+    num_episodes: int = 32,
+    *,
+    config: TrainingConfig = QUICK,
+    preset: str = "gpt-like",
+    variation: Variation = NOISE,
+) -> Training[OneInstance]:
+    source = OneInstance(instance=preset_instance(preset), variation=variation)
+    return new_training(source, config, num_episodes=num_episodes, seed=3)
+
+
+def quick_curriculum(num_episodes: int = 32) -> Training[Curriculum]:
+    """On pipelines of one to three stages a rank."""
+    source = Curriculum(
+        seed=5, num_tasks=8, num_held_out=3, tasks_per_update=4, num_cloned=8, ranks=(2, 3, 4),
+        search_evaluations=200,
+    )  # fmt: skip
+    return new_training(source, QUICK, num_episodes=num_episodes, seed=3)
+
+
+Make = Callable[[int], Training[Source]]
+both_sources = pytest.mark.parametrize("make", [quick_training, quick_curriculum])
 
 
 def same_weights(one: Training, other: Training) -> bool:
@@ -51,11 +72,9 @@ def test_the_papers_settings_are_the_default() -> None:
 
 
 def test_returns_are_discounted_within_an_episode() -> None:
-    training = quick_training()
-    durations = np.tile(training.instance.program.duration_ms, (2, 1))
-    from conductor.rl.play import record
-
-    decisions = record(training.instance, durations, Decider.GREEDY)
+    instance = quick_training().source.instance
+    durations = np.tile(instance.program.duration_ms, (2, 1))
+    decisions = record(instance, durations, Decider.GREEDY)
     returns = discounted_returns(decisions, 0.9)
     end = decisions.episode_offsets[1]
     expected = 0.0
@@ -66,21 +85,21 @@ def test_returns_are_discounted_within_an_episode() -> None:
 
 
 def test_the_cloned_policy_follows_the_optimal_plan_waits_included() -> None:
-    training = quick_training(0, config=PAPER)
-    training.variation = NoVariation()
+    training = quick_training(0, config=PAPER, variation=NoVariation())
     assert train(training)
-    assert training.expert == Decider.REPLAY
+    assert training.experts == (Decider.REPLAY,)
     played = play(
-        training.instance,
-        training.instance.program.duration_ms,
+        training.source.instance,
+        training.source.instance.program.duration_ms,
         Decider.NETWORK,
         weights=training.best_policy(),
     )
     assert played.makespan_ms[0] == pytest.approx(259.8, abs=1e-9)
 
 
-def test_equal_seeds_give_equal_weights_whatever_the_threads() -> None:
-    one, other = quick_training(), quick_training()
+@both_sources
+def test_equal_seeds_give_equal_weights_whatever_the_threads(make: Make) -> None:
+    one, other = make(32), make(32)
     train(one, threads=1)
     train(other, threads=2)
     assert same_weights(one, other)
@@ -102,8 +121,9 @@ def test_first_weights_depend_on_the_seed_alone_whatever_torchs_threads() -> Non
         torch.set_num_threads(before)
 
 
-def test_a_resumed_training_ends_as_if_it_had_not_stopped(tmp_path: Path) -> None:
-    straight, stopped = quick_training(48), quick_training(48)
+@both_sources
+def test_a_resumed_training_ends_as_if_it_had_not_stopped(make: Make, tmp_path: Path) -> None:
+    straight, stopped = make(48), make(48)
     train(straight)
     interrupt_after(stopped, updates=2)
     assert stopped.episodes == 16
@@ -112,7 +132,7 @@ def test_a_resumed_training_ends_as_if_it_had_not_stopped(tmp_path: Path) -> Non
     assert train(resumed)
     assert same_weights(straight, resumed)
     assert straight.history == resumed.history
-    assert straight.best_ms == resumed.best_ms
+    assert straight.best_score == resumed.best_score
 
 
 def interrupt_after(training: Training, *, updates: int) -> None:
@@ -133,15 +153,16 @@ def test_ctrl_c_stops_between_two_updates_and_is_as_before_afterwards() -> None:
     training = quick_training(1_000_000)
     interrupt_after(training, updates=1)
     assert training.episodes == 0
-    assert training.expert is not None
+    assert training.experts is not None
     assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_a_checkpoint_keeps_any_variation(tmp_path: Path) -> None:
-    training = quick_training()
-    training.variation = Product((UniformNoise(0.1), MarkovStragglers(factor=3.0)))
-    save_checkpoint(training, tmp_path / "training.pt")
-    assert load_checkpoint(tmp_path / "training.pt").variation == training.variation
+    variation = Product((UniformNoise(0.1), MarkovStragglers(factor=3.0)))
+    save_checkpoint(quick_training(variation=variation), tmp_path / "training.pt")
+    source = load_checkpoint(tmp_path / "training.pt").source
+    assert isinstance(source, OneInstance)
+    assert source.variation == variation
 
 
 @pytest.mark.parametrize("content", [b"", b"not a checkpoint", b"PK\x03\x04broken"])
@@ -179,19 +200,23 @@ def test_a_pipeline_with_hardly_a_choice_can_be_trained(
 def test_the_best_policy_is_kept() -> None:
     training = quick_training()
     train(training)
-    assert training.best_ms == min(mean for _, mean in training.history)
+    assert training.best_score == min(mean for _, mean in training.history)
     rng = np.random.default_rng([training.seed, 1])
-    durations = training.variation.sample(
-        training.instance.program, training.config.validation_draws, rng
+    durations = training.source.variation.sample(
+        training.source.instance.program, training.config.validation_draws, rng
     )
-    played = play(training.instance, durations, Decider.NETWORK, weights=training.best_policy())
-    assert played.makespan_ms.mean() == training.best_ms
+    played = play(
+        training.source.instance, durations, Decider.NETWORK, weights=training.best_policy()
+    )
+    assert played.makespan_ms.mean() == training.best_score
 
 
 def test_evaluation_has_every_baseline_on_paired_draws() -> None:
     training = quick_training(0, preset="paper")
     train(training)
-    evaluation = evaluate(training.instance, training.best_policy(), NoVariation(), draws=3, seed=0)
+    evaluation = evaluate(
+        training.source.instance, training.best_policy(), NoVariation(), draws=3, seed=0
+    )
     assert list(evaluation.makespan_ms) == [
         "1f1b", "zb-1p", "zb-2p", "zb-v", "ready-first", "greedy", "lock-step zbpp", "policy",
     ]  # fmt: skip
@@ -208,10 +233,10 @@ def test_evaluation_has_every_baseline_on_paired_draws() -> None:
     ("noise", "over_bound"), [(0.0, 1e-6), (0.1, 0.001), (0.2, 0.006), (0.3, 0.014)]
 )
 def test_the_papers_configuration_reaches_the_bound(noise: float, over_bound: float) -> None:
-    instance = preset_instance("paper")
-    training = new_training(instance, UniformNoise(noise), PAPER, num_episodes=500, seed=0)
+    training = quick_training(500, config=PAPER, preset="paper", variation=UniformNoise(noise))
     train(training, threads=2)
-    evaluation = evaluate(instance, training.best_policy(), training.variation, seed=0)
+    source = training.source
+    evaluation = evaluate(source.instance, training.best_policy(), source.variation, seed=0)
     assert evaluation.mean(POLICY) <= evaluation.mean(GREEDY) + 1e-9
     assert evaluation.ci95(POLICY, minus=READY_FIRST)[0] <= 1e-9
     assert evaluation.mean(POLICY) <= (1.0 + over_bound) * evaluation.bound_ms.mean()
@@ -219,9 +244,9 @@ def test_the_papers_configuration_reaches_the_bound(noise: float, over_bound: fl
 
 @pytest.mark.slow
 def test_equal_ranks_leave_the_optimal_order_where_noise_makes_it_pay() -> None:
-    instance = preset_instance("gpt-like")
-    training = new_training(instance, UniformNoise(0.3), ROBUST, num_episodes=12_000, seed=0)
+    training = quick_training(12_000, config=ROBUST)
     train(training, threads=2)
-    evaluation = evaluate(instance, training.best_policy(), training.variation, seed=0)
+    source = training.source
+    evaluation = evaluate(source.instance, training.best_policy(), source.variation, seed=0)
     assert evaluation.mean(POLICY) <= 269.0
     assert evaluation.ci95(POLICY, minus="zb-1p")[1] < 0.0

@@ -1,0 +1,124 @@
+"""Training: a policy as it learns, and everything that it takes to go on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from conductor.problem.spec import PipelineSpec
+from conductor.rl.config import TrainingConfig
+from conductor.rl.instance import Instance
+from conductor.rl.kernels import NUM_FEATURES
+from conductor.rl.plans import best_plan
+from conductor.rl.play import Decider, Weights
+from conductor.rl.policy import ActorCritic
+from conductor.rl.source import OneInstance, Source
+from conductor.variation import Variation
+
+S_co = TypeVar("S_co", bound=Source, covariant=True)
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Training(Generic[S_co]):
+    """A training under way: everything that a checkpoint holds.
+
+    Attributes:
+        source: what it is trained on.
+        config: the settings.
+        seed: of everything random here.
+        network: the policy as it learns.
+        optimizer: Adam.
+        rng: of draws, samples and minibatches.
+        num_episodes: how many it is to play; the entropy coefficient falls over them.
+        episodes: played so far.
+        experts: whom it was cloned from, one a task; None before that.
+        best_weights: the network's state with the best score.
+        best_score: that score.
+        history: (episodes, score): the mean makespan on held-out draws, in milliseconds or, where the
+            source's tasks are of all sizes, over the per-rank bound.
+        figures: of the last update, by name; empty before the first. Not in a checkpoint.
+    """
+
+    source: S_co
+    config: TrainingConfig
+    seed: int
+    network: ActorCritic
+    optimizer: torch.optim.Optimizer
+    rng: np.random.Generator
+    num_episodes: int
+    episodes: int = 0
+    experts: tuple[Decider, ...] | None = None
+    best_weights: dict[str, Tensor] = field(default_factory=dict)
+    best_score: float = np.inf
+    history: list[tuple[int, float]] = field(default_factory=list)
+    figures: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def progress(self) -> float:
+        """Share of the episodes that lies behind."""
+        return self.episodes / self.num_episodes if self.num_episodes else 1.0
+
+    @property
+    def done(self) -> bool:
+        """Whether all episodes are played."""
+        return self.experts is not None and self.episodes >= self.num_episodes
+
+    def best_policy(self) -> Weights:
+        """The best policy so far, as arrays."""
+        network = ActorCritic(state_dim=self.network.state_dim, hidden=self.config.hidden)
+        network.load_state_dict(self.best_weights)
+        return network.weights()
+
+
+def start_training(
+    spec: PipelineSpec,
+    variation: Variation,
+    config: TrainingConfig,
+    *,
+    num_episodes: int,
+    seed: int,
+    device: str = "cpu",
+) -> Training[OneInstance]:
+    """A training on a spec that has not begun, from the best plan by expected times."""
+    source = OneInstance(instance=Instance.of(spec, best_plan(spec)), variation=variation)
+    return new_training(source, config, num_episodes=num_episodes, seed=seed, device=device)
+
+
+S = TypeVar("S", bound=Source)
+
+
+def new_training(
+    source: S, config: TrainingConfig, *, num_episodes: int, seed: int, device: str = "cpu"
+) -> Training[S]:
+    """A training that has not begun. The network's weights depend on the seed alone."""
+    one_torch_thread()
+    network = ActorCritic(
+        state_dim=NUM_FEATURES,
+        hidden=config.hidden,
+        generator=torch.Generator().manual_seed(seed),
+    ).to(device)
+    return Training(
+        source=source,
+        config=config,
+        seed=seed,
+        network=network,
+        optimizer=make_optimizer(network, config),
+        rng=np.random.default_rng([seed, 0]),
+        num_episodes=num_episodes,
+    )
+
+
+def make_optimizer(network: ActorCritic, config: TrainingConfig) -> torch.optim.Optimizer:
+    """Adam on all weights."""
+    return torch.optim.Adam(network.parameters(), lr=config.learning_rate, eps=1e-5, fused=True)
+
+
+def one_torch_thread() -> None:
+    """Matrices here are too small to share (on a busy machine two threads take ten times as long), and the
+    last bits of what is shared, first weights among them, depend on the number of threads."""
+    torch.set_num_threads(1)

@@ -1,0 +1,198 @@
+"""Links of the exchange: every rank to every other, directed, announced, first in first out.
+
+Apart from the pipeline's own links, so that moved work never stands in the way of activations. A thread
+for each incoming link takes whatever comes at once, and one for each outgoing link waits until a message
+has gone; the rank's main thread never waits for a link.
+
+With NCCL the tensors go on a communicator of two ranks for each direction, as the receiver posts what the
+header, on gloo, has announced. That way is untested: nothing here has run on GPUs.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import IntEnum
+from queue import SimpleQueue
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from conductor.runtime import torch_shim
+
+_HEADER = 128
+_NUMBERS = 24
+"""Of a header; then the number of tensors, and of each its type, its dimensions and its shape."""
+_FOREVER = timedelta(days=365)
+_DTYPES = (
+    torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int64, torch.uint8, torch.bool,
+)  # fmt: skip
+_BACKLOG = 64
+"""A link with so many messages under way has a receiver that no longer takes them."""
+
+
+class What(IntEnum):
+    """What a message of the exchange is."""
+
+    STATE = 1
+    REQUEST = 2
+    ACCEPT = 3
+    REFUSE = 4
+    CANCEL = 5
+    DONE = 6
+    END = 7
+    POST = 8
+    RESULT = 9
+    FINISHED = 10
+    WEIGHTS = 11
+    CLOSE = 12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Packet:
+    """A message of the exchange.
+
+    Attributes:
+        what: it is.
+        step: of the sender.
+        numbers: what they mean depends on `what`; at most 22.
+        tensors: its payload.
+    """
+
+    what: What
+    step: int
+    numbers: Sequence[int] = ()
+    tensors: Sequence[Tensor] = ()
+
+
+class ExchangeLinks:
+    """The links of one rank to all others.
+
+    Args:
+        name: of the links, the same on every rank.
+        rank: this one.
+        num_ranks: all of them.
+        timeout_s: longest wait for the others to open theirs.
+        on_packet: called by the threads of the links with the sender and what it sent.
+        on_broken: called once with a rank whose link broke.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        rank: int,
+        num_ranks: int,
+        timeout_s: float,
+        on_packet: Callable[[int, Packet], None],
+        on_broken: Callable[[int], None],
+    ) -> None:
+        self._on_packet, self._on_broken = on_packet, on_broken
+        self._groups: dict[int, Any] = {}
+        self._locks: dict[int, threading.Lock] = {}
+        self._going: dict[int, SimpleQueue[list[tuple[Any, Tensor]] | None]] = {}
+        self._under_way: dict[int, int] = {}
+        self._broken: set[int] = set()
+        incoming = {}
+        for sender in range(num_ranks):
+            for receiver in range(num_ranks):
+                if sender == receiver or rank not in (sender, receiver):
+                    continue
+                group = torch_shim.pair_group(
+                    f"{name}/help/{sender}-{receiver}", int(receiver == rank), timeout_s
+                )
+                if receiver == rank:
+                    incoming[sender] = group
+                else:
+                    self._groups[receiver], self._locks[receiver] = group, threading.Lock()
+                    self._going[receiver], self._under_way[receiver] = SimpleQueue(), 0
+        for other, group in incoming.items():
+            for target, arguments in ((self._receive, (other, group)), (self._reap, (other,))):
+                threading.Thread(
+                    target=target, args=arguments, name=f"conductor-help-{other}", daemon=True
+                ).start()
+
+    @property
+    def others(self) -> Sequence[int]:
+        """The other ranks."""
+        return tuple(self._groups)
+
+    def is_open(self, rank: int) -> bool:
+        """Whether a rank takes messages, as far as is known."""
+        return rank not in self._broken and self._under_way[rank] < _BACKLOG
+
+    def send(self, receiver: int, packet: Packet) -> None:
+        """Sends without waiting; to a rank that is gone, nothing."""
+        if not self.is_open(receiver):
+            return
+        numbers = [int(packet.what), packet.step, *packet.numbers]
+        numbers += [0] * (_NUMBERS - len(numbers)) + [len(packet.tensors)]
+        for tensor in packet.tensors:
+            numbers += [_DTYPES.index(tensor.dtype), tensor.dim(), *tensor.shape]
+        numbers += [0] * (_HEADER - len(numbers))
+        tensors = [torch.tensor(numbers), *(t.detach().contiguous() for t in packet.tensors)]
+        try:
+            with self._locks[receiver]:
+                group = self._groups[receiver]
+                works = [(group.send([t], 1, 0), t) for t in tensors if t.numel()]
+                self._under_way[receiver] += 1
+        except RuntimeError:
+            self._break(receiver)
+            return
+        self._going[receiver].put(works)
+
+    def broadcast(self, packet: Packet) -> None:
+        """Sends the same to all others."""
+        for rank in self._groups:
+            self.send(rank, packet)
+
+    def close(self) -> None:
+        """Ends the threads, here and where the others wait for this rank."""
+        self.broadcast(Packet(what=What.CLOSE, step=0))
+        for going in self._going.values():
+            going.put(None)
+
+    def _break(self, rank: int) -> None:
+        if rank not in self._broken:
+            self._broken.add(rank)
+            self._on_broken(rank)
+
+    def _reap(self, receiver: int) -> None:
+        """Waits until messages have gone (gloo lets go of one only then)."""
+        with suppress(RuntimeError):
+            while (works := self._going[receiver].get()) is not None:
+                for work, _ in works:
+                    work.wait(_FOREVER)
+                with self._locks[receiver]:
+                    self._under_way[receiver] -= 1
+            return
+        self._break(receiver)
+
+    def _receive(self, sender: int, group: Any) -> None:
+        header = torch.empty(_HEADER, dtype=torch.int64)
+        try:
+            while True:
+                group.recv([header], 0, 0).wait(_FOREVER)
+                numbers = header.tolist()
+                if numbers[0] == What.CLOSE:
+                    return
+                rest = iter(numbers[_NUMBERS + 1 :])
+                tensors = []
+                for _ in range(numbers[_NUMBERS]):
+                    dtype = _DTYPES[next(rest)]
+                    shape = [next(rest) for _ in range(next(rest))]
+                    tensors.append(torch.empty(shape, dtype=dtype))
+                for work in [group.recv([t], 0, 0) for t in tensors if t.numel()]:
+                    work.wait(_FOREVER)
+                self._on_packet(
+                    sender,
+                    Packet(
+                        what=What(numbers[0]), step=numbers[1], numbers=numbers[2:_NUMBERS],
+                        tensors=tensors,
+                    ),
+                )  # fmt: skip
+        except RuntimeError:
+            self._break(sender)

@@ -133,7 +133,9 @@ class Controller:
     ) -> None:
         self._schedule, self._replan, self._layers = schedule, replan, layers
         self.spec = spec.on_stages(schedule.plan.stage_ranks)
-        self._apply = apply or (lambda proposal: schedule.set_plan(proposal.plan))
+        self._apply = apply or (
+            lambda proposal: schedule.set_plan(proposal.plan, spec=proposal.spec)
+        )
         self._min_gain, self._detector = min_gain, detector or ChangeDetector()
         self._tables: list[FloatArray] = []
         self._warm = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, get_args
 
@@ -23,17 +24,19 @@ from conductor.runtime import script_profile, torch_shim
 from conductor.runtime.clocks import clock_offsets_ms, machine, merged
 from conductor.runtime.collectives import barrier, gather
 from conductor.runtime.cuda_links import CudaWatch
-from conductor.runtime.dispatch import Arrival, RankPlan, rank_plan
+from conductor.runtime.dispatch import Arrival, Dispatcher, RankPlan, rank_plan
 from conductor.runtime.exchange import Exchange
 from conductor.runtime.faults import Alarm
 from conductor.runtime.links import Shapes
+from conductor.runtime.order import Order, PlannedOrder, PolicyOrder
 from conductor.runtime.pace import Pace
+from conductor.runtime.policy import Policy, RankPolicy
 from conductor.runtime.step import Batch, Step, StepTimes
 from conductor.runtime.transport import open_links
 from conductor.simulator.simulate import timeline
 from conductor.simulator.timeline import Timeline
 
-Mode = Literal["static", "ready-first"]
+Mode = Literal["static", "ready-first", "policy"]
 _serial = itertools.count()
 
 
@@ -49,11 +52,12 @@ class ConductorSchedule:
         loss_fn: of the last stage's output and the target, one micro-batch each; None has no backward.
         plan: the order of every rank.
         mode: `static`, or `ready-first`: an action whose inputs are there may run before a planned one
-            whose inputs are late, within the memory limit.
+            whose inputs are late, within the memory limit; or `policy`, which decides about each action.
         patience: a planned action is late once the rank has waited for it this share of a forward's time
             longer than the plan expects.
-        spec: expected times, activation memory and limits for ready-first; None expects no waiting and
-            holds it to the plan's own peak of memory.
+        spec: expected times, activation memory and limits, for ready-first and a policy; None, for
+            ready-first: expect no waiting, and hold it to the plan's own peak of memory.
+        policy: for its mode, `LearnedPolicy` of `conductor.rl.dispatcher`. It parts full backwards.
         scale_grads: divide the gradients by the number of micro-batches, for losses that are means.
         accumulation_steps: steps for each optimizer step; the gradients are scaled once, after the last.
         pace: stretches the actions (emulated devices).
@@ -76,6 +80,7 @@ class ConductorSchedule:
         mode: Mode = "static",
         patience: float = 0.2,
         spec: PipelineSpec | None = None,
+        policy: Policy | None = None,
         scale_grads: bool = True,
         accumulation_steps: int = 1,
         pace: Pace | None = None,
@@ -85,6 +90,8 @@ class ConductorSchedule:
     ) -> None:
         if mode not in get_args(Mode):
             raise ValueError(f"mode must be one of {', '.join(get_args(Mode))}, not {mode!r}")
+        if mode == "policy" and (policy is None or spec is None):
+            raise ValueError("mode policy needs a policy and a spec")
         _check_stages(stages)
         self._stages = {stage.stage_index: stage for stage in stages}
         group = stages[0].group or dist.group.WORLD
@@ -92,6 +99,8 @@ class ConductorSchedule:
         self._global_ranks = dist.get_process_group_ranks(group)
         self.rank, num_ranks = stages[0].group_rank, len(self._global_ranks)
         self._loss_fn, self._mode, self._patience, self._spec = loss_fn, mode, patience, spec
+        self._policy = policy if mode == "policy" else None
+        self._decider: RankPolicy | None = None
         self._lends, self._in_order = lends, mode == "static" and not lends
         self._scale_grads, self._accumulation_steps = scale_grads, accumulation_steps
         self._pace = pace
@@ -137,14 +146,28 @@ class ConductorSchedule:
         """Number of the next step; evaluations count."""
         return self._num_steps
 
-    def set_plan(self, plan: Schedule, n_microbatches: int | None = None) -> None:
+    def set_plan(
+        self,
+        plan: Schedule,
+        n_microbatches: int | None = None,
+        *,
+        spec: PipelineSpec | None = None,
+    ) -> None:
         """Changes the plan from the next step on; every rank calls it between the same two steps.
+
+        Args:
+            plan: the order of every rank.
+            n_microbatches: the plan's.
+            spec: expected times from now on; None keeps those there are.
 
         Raises:
             InvalidScheduleError: the plan is not valid, or places the stages otherwise.
             RankError: other ranks were given another plan.
         """
         validate(plan)
+        self._spec = spec or self._spec
+        if self._policy is not None:
+            plan = self._policy.runs(plan)
         if n_microbatches not in (None, plan.num_microbatches):
             raise InvalidScheduleError(
                 f"{plan.name} has {plan.num_microbatches} micro-batches, not {n_microbatches}"
@@ -155,6 +178,8 @@ class ConductorSchedule:
             has_backward: rank_plan(plan, self.rank, self._spec, forward_only=not has_backward)
             for has_backward in (True, False)
         }
+        if self._policy is not None and self._spec is not None:
+            self._decider = self._policy.for_rank(self._spec, plan, self.rank)
         self._planned_gaps = self._find_gaps(plan) if self._mode == "ready-first" else None
         self.times = None
 
@@ -309,7 +334,7 @@ class ConductorSchedule:
             watch=self._watch,
             alarm=self._alarm,
             targets_ns=targets_ns,
-            patience_ns=self._patience_ns(plan),
+            order_of=lambda dispatcher: self._order(dispatcher, plan),
             has_backward=has_backward,
             exchange=self._lending(number) if has_backward else None,
         )
@@ -355,6 +380,12 @@ class ConductorSchedule:
             kept = kept[self.plan.kinds[own] == Kind.F]
         return self._pace.lag_ms(self.plan), (kept * 1e6).astype(np.int64).tolist()
 
+    def _order(self, dispatcher: Dispatcher, plan: RankPlan) -> Order:
+        """Who decides about a step; an evaluation goes by the plan."""
+        if self._decider is not None and plan is self._rank_plans[True]:
+            return PolicyOrder(self._decider, time.perf_counter_ns())
+        return PlannedOrder(dispatcher, self._patience_ns(plan))
+
     def _patience_ns(self, plan: RankPlan) -> list[int] | None:
         """How long each action may keep the rank waiting: as the plan expects, and a share of a forward.
 
@@ -363,9 +394,12 @@ class ConductorSchedule:
         """
         if self._mode == "static":
             return None
-        if self._forward_ns is None or plan is not self._rank_plans[True]:
+        if (
+            self._forward_ns is None
+            or self._planned_gaps is None
+            or plan is not self._rank_plans[True]
+        ):
             return [0] * len(plan.actions)
-        assert self._planned_gaps is not None
         gaps, forward = self._planned_gaps
         waits: list[int] = (
             ((gaps / forward + self._patience) * self._forward_ns).astype(int).tolist()

@@ -53,6 +53,7 @@ class Message:
         tensors: None where the sender had none to send.
         sender: rank in the pipeline's group.
         transfer_ms: from the send to the arrival, on the clocks of sender and receiver.
+        arrived_ns: when it came, on this rank's `time.perf_counter_ns`.
         arrived_before: it was there before this rank looked, so `transfer_ms` is too long.
         work_ms: what the action that it comes from took.
     """
@@ -62,6 +63,7 @@ class Message:
     tensors: tuple[Tensor | None, ...]
     sender: int
     transfer_ms: float
+    arrived_ns: int
     arrived_before: bool = False
     work_ms: float = 0.0
 
@@ -299,11 +301,13 @@ def message(
     early_s = sent_ns / 1e9 + lag_ms.get(lower, 0.0) / 1e3 - time.perf_counter()
     if early_s > 0:
         time.sleep(early_s)
+    now_ns = time.perf_counter_ns()
     return Message(
         key=(bool(is_grad), stage, microbatch),
         step=step,
         tensors=tuple(tensors),
         sender=sender,
-        transfer_ms=(time.perf_counter_ns() - sent_ns) / 1e6,
+        transfer_ms=(now_ns - sent_ns) / 1e6,
+        arrived_ns=now_ns,
         work_ms=numbers[5] / 1e6,
     )

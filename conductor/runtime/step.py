@@ -21,6 +21,7 @@ from conductor.runtime.dispatch import Arrival, Dispatcher, RankPlan
 from conductor.runtime.exchange import Exchange
 from conductor.runtime.faults import LOOK_S, Alarm
 from conductor.runtime.links import LinkFailure, Message
+from conductor.runtime.order import Order
 from conductor.runtime.transport import Links
 
 
@@ -72,22 +73,22 @@ class Step:
         watch: CudaWatch | None,
         alarm: Alarm,
         targets_ns: Sequence[int] | None,
-        patience_ns: Sequence[int] | None,
+        order_of: Callable[[Dispatcher], Order],
         has_backward: bool,
         exchange: Exchange | None = None,
     ) -> None:
-        """`targets_ns` stretches the actions; static execution has no `patience_ns`.
+        """`targets_ns` stretches the actions; `order_of` makes what decides about them.
 
-        That is how long each action may keep the rank waiting, from when its turn has come, before a
-        later one may run. With an `exchange` ranks do parts of each other's actions.
+        With an `exchange` ranks do parts of each other's actions.
         """
         self._number, self._plan, self._stage_ranks = number, plan, stage_ranks
         self._stages, self._batch, self._loss_fn = stages, batch, loss_fn
         self._inbox, self._ordered, self._outgoing = links.inbox, links.ordered, links.outgoing
         self._watch, self._alarm = watch, alarm
-        self._targets_ns, self._patience_ns = targets_ns, patience_ns
+        self._targets_ns = targets_ns
         self._has_backward, self._exchange = has_backward, exchange
         self._dispatcher = Dispatcher(plan)
+        self._order = order_of(self._dispatcher)
         self._backwards = dict.fromkeys(stages, 0)
         self._graphs: dict[int, Tensor] = {}
         self._doing: Action | None = None
@@ -102,25 +103,20 @@ class Step:
         Raises:
             RankError: this rank or another cannot go on.
         """
-        dispatcher, clock = self._dispatcher, time.perf_counter_ns
-        turn, patience_ends = -1, None
+        dispatcher, order, clock = self._dispatcher, self._order, time.perf_counter_ns
         while dispatcher.num_left:
             while not self._inbox.empty():
                 self._accept(self._inbox.get())
             if self._exchange is not None:
                 self._exchange.serve()
-            if self._patience_ns is not None and dispatcher.planned != turn:
-                turn = dispatcher.planned
-                patience_ends = clock() + self._patience_ns[turn]
-            ahead = patience_ends is not None and clock() >= patience_ends
-            index = dispatcher.choose(ahead=ahead)
+            index = order.choose(clock())
             if index is None:
                 if self._exchange is not None:
                     self._exchange.idle()
                 if self._ordered:
                     self._accept(self._ordered[self._awaited()].take())
                 else:
-                    self._wait(None if ahead else patience_ends)
+                    self._wait(order.until_ns)
                 continue
             self.times.num_ahead += index != dispatcher.planned
             action = self._doing = self._plan.actions[index]
@@ -145,6 +141,7 @@ class Step:
             if send is not None:
                 self._hand_on(*send, self.times.end_ns[index] - start_ns)
             dispatcher.finish(index)
+            order.ended(self.times.end_ns[index] - start_ns)
             self._doing = None
         for link in self._outgoing.values():
             link.flush()
@@ -173,13 +170,13 @@ class Step:
         source = action.stage + (-1 if action.kind is Kind.F else 1)
         return source if 0 <= source < len(self._stage_ranks) else action.stage
 
-    def _wait(self, patience_ends: int | None) -> None:
-        """Waits for a message, or until patience ends, on the clock of `time.perf_counter_ns`."""
+    def _wait(self, until_ns: int | None) -> None:
+        """Waits for a message, or until then on the clock of `time.perf_counter_ns`."""
         deadline = time.monotonic() + self._alarm.timeout_s
         while True:
             wait_s = LOOK_S
-            if patience_ends is not None:
-                left_s = (patience_ends - time.perf_counter_ns()) / 1e9
+            if until_ns is not None:
+                left_s = (until_ns - time.perf_counter_ns()) / 1e9
                 if left_s <= 0.0:
                     return
                 wait_s = min(wait_s, left_s)
@@ -217,6 +214,7 @@ class Step:
             self._check_input(stage, message)
             stage.set_local_fwd_input(message.tensors, microbatch)
         self._dispatcher.arrive(message.key)
+        self._order.arrived(message.key, message.arrived_ns, message.work_ms)
         self.times.transfers.setdefault((is_grad, stage_index), []).append(
             (message.transfer_ms, message.arrived_before)
         )

@@ -34,6 +34,7 @@ from conductor.runtime.gpt import (
 )
 from conductor.runtime.layers import move_layers, with_layers
 from conductor.runtime.pace import Emulation
+from conductor.runtime.policy import Policy
 from conductor.runtime.stage import wrap_stage
 from conductor.runtime.sums_text import sums_batch
 from conductor.simulator.timeline import Timeline
@@ -51,6 +52,7 @@ class TrainSettings:
         seed: of weights and data.
         mode: see `ConductorSchedule`.
         patience: see `ConductorSchedule`.
+        policy: see `ConductorSchedule`.
         pace: emulated devices; None runs at the machine's own speed.
         replan: changes the plan when measured times change (see `Controller`); with one stage a rank it
             may move layers.
@@ -66,6 +68,7 @@ class TrainSettings:
     seed: int = 0
     mode: Mode = "static"
     patience: float = 0.2
+    policy: Policy | None = None
     pace: Emulation | None = None
     replan: Replan | None = None
     timeout_s: float = 120.0
@@ -138,6 +141,7 @@ class Training:
         self._schedule = ConductorSchedule(
             self._stages(), plan.num_microbatches, next_token_loss,
             plan=plan, mode=settings.mode, patience=settings.patience, spec=spec,
+            policy=settings.policy,
             pace=self._pace(), timeout_s=settings.timeout_s, first_step=self.num_steps,
         )  # fmt: skip
         self.controller = settings.replan and Controller(
@@ -219,7 +223,7 @@ class Training:
             self.layers = proposal.layers
             self._schedule.set_pace(self._pace())
             self._schedule.replace_stages(self._stages())
-        self._schedule.set_plan(proposal.plan)
+        self._schedule.set_plan(proposal.plan, spec=proposal.spec)
 
     def _pace(self) -> Emulation | None:
         pace = self._settings.pace

@@ -141,7 +141,7 @@ def test_an_action_is_over_when_its_last_event_is():
     watch.start()
     time.sleep(0.003)
     began = time.monotonic()
-    assert watch.finish() == pytest.approx(3e6, rel=0.5)
+    assert watch.finish() >= 3e6
     assert time.monotonic() - began >= 0.002
 
 

@@ -54,21 +54,36 @@ def check_step(schedule, stages, net, x, target, rank):
     return wrong
 
 
+def policy_of(mode, seed=0):
+    """A policy that knows nothing, and so decides wildly."""
+    if mode != "policy":
+        return None
+    from conductor.rl.dispatcher import LearnedPolicy
+    from tests.rl.test_kernels import random_weights
+
+    return LearnedPolicy(weights=random_weights(np.random.default_rng(seed)))
+
+
 def train(rank, plans, mode, dtype, checkpointed):
     """Each plan for one step of the same stages, all from one schedule object."""
     net = network(plans[0].num_stages, dtype, checkpointed)
     stages = stages_of(net, plans[0], rank, dtype)
     schedule = ConductorSchedule(
         stages, plans[0].num_microbatches, loss_of, plan=plans[0], mode=mode, timeout_s=60,
-        pace=Jitter() if mode == "ready-first" else None,
+        pace=None if mode == "static" else Jitter(),
+        policy=policy_of(mode), spec=spec_for(plans[0]) if mode == "policy" else None,
     )  # fmt: skip
     wrong = {}
     for number, plan in enumerate(plans):
-        schedule.set_plan(plan)
+        schedule.set_plan(plan, spec=spec_for(plan) if mode == "policy" else None)
         x, target = batch(plan.num_microbatches, number, dtype)
         wrong[f"{number} {plan.name}"] = check_step(schedule, stages, net, x, target, rank)
     forwards = [stage.submod.forwards for stage in stages]
     return {name: names for name, names in wrong.items() if names}, forwards
+
+
+def spec_for(plan):
+    return spec_of(plan.num_ranks, plan.num_microbatches)
 
 
 def assert_exact(plans, mode="static", dtype=torch.float32, checkpointed=False):
@@ -82,12 +97,12 @@ def one_stage_plans(ranks, microbatches):
     return [build(name, spec_of(ranks, microbatches)) for name in ("1f1b", "zb-1p", "zb-2p")]
 
 
-@pytest.mark.parametrize("mode", ["static", "ready-first"])
+@pytest.mark.parametrize("mode", ["static", "ready-first", "policy"])
 def test_one_stage_a_rank_with_the_plan_swapped_and_the_count_changed(mode):
     assert_exact([*one_stage_plans(2, 6), *one_stage_plans(2, 4)], mode)
 
 
-@pytest.mark.parametrize("mode", ["static", "ready-first"])
+@pytest.mark.parametrize("mode", ["static", "ready-first", "policy"])
 def test_two_stages_a_rank_in_a_v_on_four_ranks(mode):
     plans = [build(name, spec_of(4, 8)) for name in ("zb-v", "v-half", "zb-v")]
     assert_exact(plans, mode)
@@ -131,7 +146,7 @@ def random_cases(rank, cases):
         stages = stages_of(net, plan, rank)
         schedule = ConductorSchedule(
             stages, plan.num_microbatches, loss_of,
-            plan=plan, mode=mode, spec=spec, pace=Jitter(), timeout_s=60,
+            plan=plan, mode=mode, spec=spec, pace=Jitter(), timeout_s=60, policy=policy_of(mode),
         )  # fmt: skip
         for seed in range(2):
             x, target = batch(plan.num_microbatches, seed)
@@ -150,10 +165,11 @@ def test_random_placements_limits_and_modes_end_with_exact_gradients():
         spec = spec_of(
             3, plan.num_microbatches, placement=placement, memory_limit=float(peak + case % 2)
         )
-        cases.append((plan, ("ready-first", "static")[case % 3 == 2], spec))
+        cases.append((plan, ("ready-first", "policy", "static")[case % 3], spec))
     for name in ("zb-v", "v-half", "interleaved-1f1b"):
         spec = spec_of(3, 6)
         cases.append((build(name, spec), "ready-first", None))
+        cases.append((build(name, spec), "policy", spec))
     assert run_ranks(random_cases, 3, cases) == [[], [], []]
 
 

@@ -191,9 +191,7 @@ class Exchange:
     def idle(self) -> None:
         """The rank waits for something: others may know that it is free."""
         if not self._is_idle:
-            with self._changed:
-                self._is_idle = True
-                self._board.ended(self.rank, self._now_ms())
+            self._is_idle = True
             self._tell()
 
     def start(self, index: int, start_ns: int) -> None:
@@ -271,6 +269,7 @@ class Exchange:
             if send_ms:
                 self._changed.wait_for(lambda: False, send_ms / 1e3)
             self._running = None
+            self._board.ended(self.rank, self._now_ms())
             self._board.tell(self.rank, promised=self._promise is not None, borrows=False)
 
     def serve(self) -> None:
@@ -282,6 +281,9 @@ class Exchange:
                 if promise is None:
                     return
                 self._is_idle = False
+                busy_ns = self._busy_ns(promise.action, promise.parts)
+                self._busy_until_ns = max(_clock(), promise.ready_ns) + busy_ns
+            self._tell()
             self._do(promise)
             with self._changed:
                 self._serving = None
@@ -408,6 +410,9 @@ class Exchange:
         """Answers a request; on a thread of the links."""
         number, action, parts, ready_ns, within_ns, began = packet.numbers[:6]
         now = _clock()
+        on_way_ns = now - packet.numbers[7]
+        if 0 < on_way_ns < _VERDICT_S * 1e9:  # on clocks of two machines it may be anything
+            ready_ns -= on_way_ns
         doing = self._running if self._may_borrow else None
         if self._serving is not None:
             doing = self._serving.began
@@ -448,7 +453,7 @@ class Exchange:
         for _ in range(2):
             with self._changed:
                 half_ns = expected_ns * slow * (1.0 - movable) / 2.0
-                half_ns = max(start_ns + half_ns - _clock(), 0.0) if inside else half_ns
+                half_ns = max(start_ns + half_ns - _clock(), 0.0)
                 time_ms, choice = board.decide(
                     self.rank, self._now_ms(), whole_ns / 1e6, saved_ns / 1e6, half_ns / 1e6,
                     most, inside,
@@ -501,7 +506,7 @@ class Exchange:
             asked.append(help_)
             self._send(
                 lender, What.REQUEST, number, self._action, int(1000 * parts), int(half_ns),
-                int(within_ns), began, int(self._is_migratable),
+                int(within_ns), began, int(self._is_migratable), _clock(),
             )  # fmt: skip
         share_ns = saved_ns
         limit = time.monotonic() + _VERDICT_S

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from conductor.problem.spec import PipelineSpec
     from conductor.runtime.controller import Proposal
     from conductor.runtime.pace import Straggler
+    from conductor.runtime.policy import Policy
     from conductor.runtime.train import StepRecord
 
 EXAMPLES = (
@@ -71,13 +72,21 @@ def run(
         ),
     ] = None,
     mode: Annotated[
-        Literal["static", "ready-first"],
+        Literal["static", "ready-first", "policy"],
         typer.Option(
             "--execution",
             "--mode",
-            help="Strictly in order, or what is ready while the planned action is late.",
+            help="Strictly in order, or what is ready while the planned action is late, or as a learned"
+            " policy decides.",
         ),
     ] = "static",
+    policy: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Policy for --execution policy, .npz or a training's .pt (default: the package's).",
+        ),
+    ] = None,
     patience: Annotated[
         float,
         typer.Option(
@@ -133,8 +142,11 @@ def run(
         raise UsageError(
             "--noise, --variation and --straggler vary emulated times: give --emulate too"
         )
+    if policy is not None and mode != "policy":
+        raise UsageError("--policy goes with --execution policy")
     from conductor.interop.torch_csv import read_torch_csv
 
+    learned = _policy(policy) if mode == "policy" else None
     model = chosen_variation(noise, variation)
     stragglers = [_straggler(text) for text in straggler or ()]
     if emulate is None and spec is None and schedule is not None and schedule.endswith(".csv"):
@@ -174,6 +186,7 @@ def run(
             seed=seed,
             mode=mode,
             patience=patience,
+            policy=learned,
             pace=pace if emulate else None,
             replan=_replan if adapt else None,
             save=save,
@@ -230,6 +243,13 @@ def _straggler(text: str) -> Straggler:
     if values:
         raise UsageError(f"a straggler looks like rank=2,factor=2,from=10,to=30, not {text!r}")
     return made
+
+
+def _policy(file: Path | None) -> Policy:
+    from conductor.rl.dispatcher import LearnedPolicy
+    from conductor.rl.shipped import policy_weights
+
+    return LearnedPolicy(weights=policy_weights(file))
 
 
 def _plan(spec: PipelineSpec, schedule: str | None) -> Schedule:

@@ -10,42 +10,58 @@ from hypothesis import strategies as st
 from conductor.problem.kind import Kind
 from conductor.problem.placement import stage_ranks
 from conductor.problem.spec import PipelineSpec
+from conductor.rl.dispatcher import LearnedPolicy
 from conductor.runtime.dispatch import Dispatcher, rank_plan
+from conductor.runtime.order import PlannedOrder, PolicyOrder
 from conductor.schedules.registry import build
 from conductor.simulator.simulate import timeline
+from tests.rl.test_kernels import random_weights
 from tests.runtime.plans import split_gpipe
 
 
-def virtual_step(schedule, durations, *, spec=None, ahead=False, patience=0.0, lag=0.0):
-    """Every rank's dispatcher in virtual time; returns ends (program order) and peak memory."""
+def virtual_step(
+    schedule, durations, *, spec=None, ahead=False, patience=0.0, lag=0.0, policy=None
+):
+    """Every rank's order in virtual time; returns ends (program order) and peak memory."""
     plans = [rank_plan(schedule, rank, spec) for rank in range(schedule.num_ranks)]
     states = [Dispatcher(plan) for plan in plans]
+    orders = [
+        PolicyOrder(policy.for_rank(spec, schedule, rank), 0)
+        if policy
+        else PlannedOrder(state, [int(1e6 * patience)] * state.num_left if ahead else None)
+        for rank, state in enumerate(states)
+    ]
     ends = np.full(schedule.num_actions, np.nan)
     memory, peaks = [0.0] * len(plans), [0.0] * len(plans)
-    free, busy = [0.0] * len(plans), [False] * len(plans)
+    busy = [False] * len(plans)
     events = [(0.0, rank, ("look",)) for rank in range(len(plans))]
     while events:
         now, rank, event = heapq.heappop(events)
-        state, plan = states[rank], plans[rank]
+        state, plan, order = states[rank], plans[rank], orders[rank]
         if event[0] == "arrive":
             state.arrive(event[1])
+            order.arrived(event[1], int(1e6 * now), event[2])
         elif event[0] == "end":
             i = event[1]
             state.finish(i)
+            took = durations[int(schedule.rank_offsets[rank]) + i]
+            order.ended(int(1e6 * took))
             memory[rank] -= plan.freed[i]
-            busy[rank], free[rank] = False, now
+            busy[rank] = False
             stage, kind, microbatch, _ = plan.actions[i]
             target = {Kind.F: stage + 1, Kind.W: -1}.get(kind, stage - 1)
             if 0 <= target < schedule.num_stages and schedule.stage_ranks[target] != rank:
-                message = ("arrive", (kind is not Kind.F, target, microbatch))
+                message = ("arrive", (kind is not Kind.F, target, microbatch), took)
                 heapq.heappush(events, (now + lag, schedule.stage_ranks[target], message))
-            if state.num_left:
-                heapq.heappush(events, (now + patience, rank, ("look",)))
         if busy[rank] or not state.num_left:
             continue
-        i = state.choose(ahead=ahead and now >= free[rank] + patience)
+        i = order.choose(int(1e6 * now))
         if i is None:
+            if order.until_ns is not None:
+                # A nanosecond is lost in the float.
+                heapq.heappush(events, ((order.until_ns + 1) / 1e6, rank, ("look",)))
             continue
+        assert state.is_ready(i)
         state.start(i)
         memory[rank] += plan.allocated[i]
         peaks[rank] = max(peaks[rank], memory[rank])
@@ -106,25 +122,43 @@ def test_ready_first_dispatch_never_hangs_nor_exceeds_memory(
         assert max(peaks) <= spec.memory_limit * (1 + 1e-6)
 
 
+def random_case(rng, case):
+    """A schedule, a spec with its peak of memory or a little more as limit, and wild durations."""
+    ranks, spare = int(rng.integers(2, 7)), float(rng.integers(0, 3))
+    if case % 2:
+        placement = (*rng.permutation(ranks).tolist(), *rng.integers(0, ranks, 3).tolist())
+        schedule = split_gpipe(placement, int(rng.integers(1, 8)))
+        spec = spec_of(ranks, schedule.num_microbatches, placement=placement)
+    else:
+        spec = spec_of(ranks, ranks * int(rng.integers(1, 5)))
+        names = ("1f1b", "zb-1p", "zb-2p", "zb-v", "v-half", "v-min", "interleaved-1f1b")
+        schedule = build(names[case // 2 % len(names)], spec)
+    times = timeline(spec, schedule)
+    spec = spec.with_(memory_limit=float(times.peak_memory.max()) + spare)
+    return schedule, spec, times.program.duration_ms, rng.lognormal(0, 1.5, schedule.num_actions)
+
+
 def test_five_hundred_random_cases_end_within_memory():
     rng = np.random.default_rng(0)
     for case in range(500):
-        ranks, spare = int(rng.integers(2, 7)), float(rng.integers(0, 3))
-        if case % 2:
-            placement = (*rng.permutation(ranks).tolist(), *rng.integers(0, ranks, 3).tolist())
-            schedule = split_gpipe(placement, int(rng.integers(1, 8)))
-            spec = spec_of(ranks, schedule.num_microbatches, placement=placement)
-        else:
-            spec = spec_of(ranks, ranks * int(rng.integers(1, 5)))
-            names = ("1f1b", "zb-1p", "zb-2p", "zb-v", "v-half", "v-min", "interleaved-1f1b")
-            schedule = build(names[case // 2 % len(names)], spec)
-        times = timeline(spec, schedule)
-        spec = spec.with_(memory_limit=float(times.peak_memory.max()) + spare)
-        durations = times.program.duration_ms * rng.lognormal(0.0, 1.5, schedule.num_actions)
+        schedule, spec, expected, factors = random_case(rng, case)
         virtual_step(
-            schedule, durations, spec=spec, ahead=case % 5 != 4,
+            schedule, expected * factors, spec=spec, ahead=case % 5 != 4,
             patience=float(rng.choice([0.0, 2.0, 50.0])), lag=float(rng.uniform(0.0, 20.0)),
         )  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_policy_that_decides_wildly_ends_five_hundred_random_cases_within_memory():
+    rng = np.random.default_rng(1)
+    for case in range(500):
+        policy = LearnedPolicy(weights=random_weights(rng))
+        schedule, spec, _, _ = random_case(rng, case)
+        parted = policy.runs(schedule)
+        expected = timeline(spec, parted).program.duration_ms
+        factors = rng.lognormal(0.0, 1.5, parted.num_actions)
+        lag = float(rng.uniform(0.0, 20.0))
+        virtual_step(parted, expected * factors, spec=spec, lag=lag, policy=policy)
 
 
 def test_uneven_placements_run():

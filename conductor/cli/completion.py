@@ -15,7 +15,7 @@ PRESETS = (
 SCHEDULES = (
     "gpipe", "1f1b", "interleaved-1f1b", "looped-bfs", "grouped-interleaved", "zb-1p", "zb-2p", "zb",
     "greedy", "zb-h1-light", "zb-v", "zb-v-2p", "zb-v-any", "zb-v-handmade", "v1f1b", "v-half",
-    "v-min", "v-half-cost", "v-min-cost", "dualpipe-v", "seq1f1b",
+    "v-min", "v-half-cost", "v-min-cost", "dualpipe-v", "seq1f1b", "rl",
 )  # fmt: skip
 SCENARIOS = (
     "paper-0", "paper-10", "paper-20", "paper-30", "uniform-tight", "uniform-ample",

@@ -43,6 +43,14 @@ VariationOption = Annotated[
         help="A variation file, as `conductor fit` writes it, instead of --noise.",
     ),
 ]
+PolicyOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--policy",
+        metavar="FILE",
+        help="A policy, .npz, or a training of `conductor train`, .pt, instead of the package's own.",
+    ),
+]
 ExecutionOption = Annotated[
     Literal["static", "ready-first"],
     typer.Option(

@@ -11,6 +11,7 @@ from conductor.cli import completion
 from conductor.cli.options import (
     JsonOption,
     NoiseOption,
+    PolicyOption,
     PresetOption,
     SeedOption,
     SpecOption,
@@ -32,6 +33,7 @@ EXAMPLES = (
     "conductor plan --preset gpt-28.3b-p32-m128 --objective stage-span --json",
     "conductor plan --spec mine.toml --schedule zb-1p --schedule zb-v --out best.csv",
     "conductor plan --preset gpt-like --budget-ms 2000 --objective mean --noise 0.3",
+    "conductor plan --spec mine.toml --schedule rl --policy mine.npz",
 )
 
 
@@ -64,6 +66,7 @@ def plan(
     ] = None,
     noise: NoiseOption = None,
     variation: VariationOption = None,
+    policy: PolicyOption = None,
     seed: SeedOption = 0,
     out: Annotated[
         Path | None,
@@ -75,6 +78,8 @@ def plan(
     from conductor.cli import console
     from conductor.planning.plan import plan as make_plan
 
+    if policy is not None and schedule and "rl" not in schedule:
+        raise UsageError("--policy goes with --schedule rl, or with no --schedule")
     problem = chosen_spec(preset, spec)
     model = _variation(objective, noise, variation)
     with console.progress() as bar:
@@ -84,6 +89,7 @@ def plan(
             objective=objective,
             budget_ms=budget_ms,
             variation=model,
+            policy=policy,
             seed=seed,
             on_progress=None if budget_ms is None else _shown_on(bar),
         )

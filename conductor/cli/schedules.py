@@ -26,18 +26,22 @@ def schedules(
 ) -> None:
     """The schedules by name: placement, memory, idle time, source."""
     from conductor.cli import console
+    from conductor.planning.plan import LEARNED, LEARNED_ROW, plan
     from conductor.problem.spec import PipelineSpec
     from conductor.schedules.registry import SCHEDULES, build
 
     fields = ("name", "placement", "stages_per_rank", "summary", "memory", "formula", "source")
     rows = [{field: getattr(info, field) for field in fields} for info in SCHEDULES.values()]
+    rows.append(LEARNED_ROW)
     out = console.console()
     if name is not None:
         drawn = PipelineSpec(
             num_ranks=DRAWN_RANKS, num_microbatches=DRAWN_MICROBATCHES,
             forward_ms=1, backward_input_ms=1, backward_weight_ms=1,
         )  # fmt: skip
-        schedule = build(name, drawn)  # refuses an unknown name
+        learned = name == LEARNED
+        # Refuses an unknown name.
+        schedule = plan(drawn, schedules=[name]).best.schedule if learned else build(name, drawn)
         rows = [row for row in rows if row["name"] == name]
     if json:
         console.print_json({"schedules": rows})

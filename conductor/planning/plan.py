@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
+from pathlib import Path
 from time import perf_counter
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -22,6 +24,26 @@ from conductor.simulator.bounds import lower_bounds
 from conductor.simulator.simulate import timeline
 from conductor.simulator.timeline import Timeline
 from conductor.variation.variation import Variation
+
+if TYPE_CHECKING:
+    from conductor.rl.play import Weights
+
+LEARNED = "rl"
+"""The learned planner's name among schedules."""
+
+LEARNED_ROW = {
+    "name": LEARNED,
+    "placement": "any",
+    "stages_per_rank": "any",
+    "summary": "a trained policy's own way through the step from the best of the others, polished",
+    "memory": "the limit",
+    "formula": "",
+    "source": "ours",
+}
+"""What `ScheduleInfo` says of the others."""
+
+LEARNED_ACTIONS = 25_000
+"""Without a budget it is asked unnamed for at most so many actions (some 50 ms)."""
 
 SEARCH_DRAWS, VALUE_DRAWS = 200_000, 2_000_000
 """Actions over all draws that a search and a candidate's value use."""
@@ -85,10 +107,14 @@ def plan(
     objective: SearchObjective = "makespan",
     budget_ms: float | None = None,
     variation: Variation | None = None,
+    policy: str | Path | Weights | None = None,
     seed: int = 0,
     on_progress: Callable[[PlanProgress], None] | None = None,
 ) -> Plan:
     """Makes every schedule that fits a spec; with a budget, searches better ones.
+
+    Among them is `rl`, the learned planner: the best that a policy does when it starts from the best of the
+    others, after a short polish; never worse than those.
 
     The budget goes to a local search from all of them, then, where the pipeline is small enough and
     OR-Tools is there, to CP-SAT, which also improves the bound. Ctrl-C ends it with the best so far.
@@ -96,25 +122,34 @@ def plan(
     Args:
         spec: a rank-level profile is split over the stages of each schedule.
         schedules: names from `conductor schedules`; None is every one that need not be asked for by
-            name.
+            name. `rl` is not among these where it takes more than milliseconds and there is no budget.
         objective: what candidates are ordered by and the search minimises. Heuristics minimise the
             makespan or the stage span.
         budget_ms: time for the search and CP-SAT; None is none.
         variation: for `mean` and `p95`: how durations vary. The search and the candidates' values use
             different draws.
+        policy: of `rl`: a file that `conductor train` wrote, or weights; None is the one that comes with the
+            package.
         seed: of every choice and draw.
         on_progress: called a few times a second while the budget is spent.
 
     Raises:
         InvalidSpecError: no schedule has one of these names.
         DoesNotFitError: none fits; says which rank misses how much memory, or what is wrong.
+        FormatError: the policy's file cannot be read or is not one.
         ValueError: a variation is missing, or given where it has no effect.
     """
     if (variation is not None) != (objective in ("mean", "p95")):
         raise ValueError("a variation goes with the objectives mean and p95, and only with them")
+    wanted = dict.fromkeys((*POOL, LEARNED) if schedules is None else schedules)
     pool = _Pool(spec, objective, variation, seed)
-    for name in POOL if schedules is None else dict.fromkeys(schedules):
-        pool.build(name)
+    for name in dict.fromkeys((*POOL, *wanted)) if LEARNED in wanted else wanted:
+        if name != LEARNED:
+            pool.build(name)
+    spent_ms = 0.0
+    if LEARNED in wanted:
+        spent_ms = pool.learn(policy, budget_ms, unasked=schedules is None)
+        pool.keep(wanted)
     if not pool.candidates:
         raise _nothing_fits(list(pool.rejected.values()))
     interrupted = False
@@ -126,7 +161,7 @@ def plan(
             objective=objective,
             durations=None if variation is None else pool.draws(SEARCH_DRAWS, seed),
             bound_ms=pool.least_bound_ms() if objective == "makespan" else -math.inf,
-            budget_ms=budget_ms,
+            budget_ms=max(0.0, budget_ms - spent_ms),
             seed=seed,
             on_progress=on_progress,
         )
@@ -173,6 +208,48 @@ class _Pool:
             self.rejected[name] = error
             return
         self.add(schedule.named(name), 1000.0 * (perf_counter() - start))
+
+    def learn(
+        self, policy: str | Path | Weights | None, budget_ms: float | None, *, unasked: bool
+    ) -> float:
+        """What the learned planner makes of the candidates; gives the time that took, ms."""
+        from conductor.rl.planner import plan_learned
+        from conductor.rl.shipped import has_shipped_policy, policy_weights
+
+        if unasked and policy is None and not has_shipped_policy():
+            return 0.0
+        weights = policy_weights(policy)
+        starts = [candidate.schedule for candidate in self.ordered()]
+        if unasked and budget_ms is None and starts and starts[0].num_actions > LEARNED_ACTIONS:
+            self.rejected[LEARNED] = DoesNotFitError(
+                f"{LEARNED} takes longer than planning without a budget may: give one, or ask for it by name"
+            )
+            return 0.0
+        _load_learned()
+        start = perf_counter()
+        try:
+            found = plan_learned(
+                self._spec,
+                weights,
+                starts,
+                budget_ms=math.inf if budget_ms is None else budget_ms,
+                objective=self._objective,
+                durations=None if self._variation is None else self.draws(SEARCH_DRAWS, self._seed),
+                seed=self._seed,
+            )
+        except DoesNotFitError as error:
+            self.rejected[LEARNED] = error
+            return 0.0
+        took_ms = 1000.0 * (perf_counter() - start)
+        self.add(
+            found.schedule.named(LEARNED), took_ms + sum(one.plan_ms for one in self.candidates)
+        )
+        return took_ms
+
+    def keep(self, wanted: Collection[str]) -> None:
+        """Drops what served as a start alone."""
+        self.candidates = [one for one in self.candidates if one.name in wanted]
+        self.rejected = {name: why for name, why in self.rejected.items() if name in wanted}
 
     def add(self, schedule: Schedule, plan_ms: float) -> None:
         """A schedule with its timeline, bound and value."""
@@ -233,17 +310,25 @@ class _Pool:
         )
 
 
+_TOY = PipelineSpec(
+    num_ranks=2, num_microbatches=4, forward_ms=1, backward_input_ms=1, backward_weight_ms=1
+)
+
+
 @cache
 def _load_kernels(name: str) -> None:
     """Makes the schedule on a toy, so that its time is that of planning, not of loading code."""
     with suppress(DoesNotFitError):
-        build(
-            name,
-            PipelineSpec(
-                num_ranks=2, num_microbatches=4,
-                forward_ms=1, backward_input_ms=1, backward_weight_ms=1,
-            ),
-        )  # fmt: skip
+        build(name, _TOY)
+
+
+@cache
+def _load_learned() -> None:
+    """The same for the learned planner."""
+    from conductor.rl.planner import plan_learned
+    from conductor.rl.play import NO_WEIGHTS
+
+    plan_learned(_TOY, NO_WEIGHTS, samples=1)
 
 
 def _nothing_fits(rejected: Sequence[DoesNotFitError]) -> DoesNotFitError:

@@ -51,7 +51,7 @@ def ordered(instance: Instance, end_ms: FloatArray) -> Schedule:
     """
     plan, arrays = instance.plan, instance.arrays
     # Of actions that end together the one that comes first by dependencies is in front.
-    depth = np.argsort(np.argsort(arrays.order))
+    depth = np.argsort(arrays.order)
     order = np.lexsort((depth, end_ms, arrays.ranks))
     return Schedule.from_arrays(
         name=plan.name,

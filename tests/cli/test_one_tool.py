@@ -15,6 +15,7 @@ from conductor.cli import completion
 from conductor.cli.app import EXIT_CODES, app, main
 from conductor.evaluation.scenario import scenario_names
 from conductor.migration.blocks.hardware import HARDWARE
+from conductor.planning.plan import LEARNED
 from conductor.problem.presets import preset_names
 from conductor.schedules.registry import SCHEDULES
 
@@ -125,7 +126,7 @@ def test_exit_codes_are_said_once(capsys):
 
 def test_completion_knows_every_name():
     assert set(completion.PRESETS) == set(preset_names())
-    assert set(completion.SCHEDULES) == set(SCHEDULES)
+    assert set(completion.SCHEDULES) == {*SCHEDULES, LEARNED}
     assert set(completion.SCENARIOS) == set(scenario_names())
     assert set(completion.HARDWARE) == set(HARDWARE)
 

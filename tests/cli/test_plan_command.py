@@ -8,6 +8,7 @@ import pytest
 from conductor.cli.app import main
 from conductor.interop.torch_csv import read_torch_csv
 from conductor.ir.validate import validate
+from conductor.planning.plan import LEARNED
 from conductor.problem.presets import load_preset, preset_names
 from conductor.schedules.registry import SCHEDULES
 
@@ -119,10 +120,10 @@ def test_schedules_lists_all_with_memory_and_source(capsys):
     code, out, _ = run(capsys, "schedules", "--json")
     assert code == 0
     rows = json.loads(out)["schedules"]
-    assert [row["name"] for row in rows] == list(SCHEDULES)
+    assert [row["name"] for row in rows] == [*SCHEDULES, LEARNED]
     assert all(row["memory"] and row["source"] and row["placement"] for row in rows)
     _, table, _ = run(capsys, "schedules")
-    assert all(name in table for name in SCHEDULES)
+    assert all(name in table for name in (*SCHEDULES, LEARNED))
 
 
 def test_one_schedule_is_shown_with_its_drawing(capsys):

@@ -18,7 +18,7 @@ def gather(value: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
         RankError: a rank is gone or does not answer within the group's timeout.
     """
     values: list[Any] = [None] * dist.get_world_size(group)
-    with _named("gathers"):
+    with named("gathers"):
         dist.all_gather_object(values, value, group)
     return values
 
@@ -26,19 +26,20 @@ def gather(value: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
 def broadcast(value: Any, source: int, group: dist.ProcessGroup | None = None) -> Any:
     """The value of one rank of a group, on every rank. Raises as `gather`."""
     box = [value]
-    with _named("broadcasts"):
+    with named("broadcasts"):
         dist.broadcast_object_list(box, group=group, group_src=source)
     return box[0]
 
 
 def barrier(group: dist.ProcessGroup | None = None) -> None:
     """Waits for all ranks of a group. Raises as `gather`."""
-    with _named("meets the others"):
+    with named("meets the others"):
         dist.barrier(group)
 
 
 @contextmanager
-def _named(what: str) -> Iterator[None]:
+def named(what: str) -> Iterator[None]:
+    """Makes an error of a collective a `RankError` that says what this rank was doing."""
     try:
         yield
     except RuntimeError as error:

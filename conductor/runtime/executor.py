@@ -31,6 +31,7 @@ from conductor.runtime.links import Shapes
 from conductor.runtime.order import Order, PlannedOrder, PolicyOrder
 from conductor.runtime.pace import Pace
 from conductor.runtime.policy import Policy, RankPolicy
+from conductor.runtime.replicas import check_replicas, reduce_gradients
 from conductor.runtime.step import Batch, Step, StepTimes
 from conductor.runtime.transport import open_links
 from conductor.simulator.simulate import timeline
@@ -59,6 +60,8 @@ class ConductorSchedule:
             ready-first: expect no waiting, and hold it to the plan's own peak of memory.
         policy: for its mode, `LearnedPolicy` of `conductor.rl.dispatcher`. It parts full backwards.
         scale_grads: divide the gradients by the number of micro-batches, for losses that are means.
+        data_parallel_group: this rank's replicas, over which gradients are averaged once an optimizer step.
+            Modules with `fully_shard` need none, and `static`.
         accumulation_steps: steps for each optimizer step; the gradients are scaled once, after the last.
         pace: stretches the actions (emulated devices).
         timeout_s: longest wait for a message before the step fails on every rank.
@@ -82,6 +85,7 @@ class ConductorSchedule:
         spec: PipelineSpec | None = None,
         policy: Policy | None = None,
         scale_grads: bool = True,
+        data_parallel_group: dist.ProcessGroup | None = None,
         accumulation_steps: int = 1,
         pace: Pace | None = None,
         timeout_s: float = 300.0,
@@ -92,13 +96,14 @@ class ConductorSchedule:
             raise ValueError(f"mode must be one of {', '.join(get_args(Mode))}, not {mode!r}")
         if mode == "policy" and (policy is None or spec is None):
             raise ValueError("mode policy needs a policy and a spec")
-        _check_stages(stages)
+        self._mode, self._replicas = mode, data_parallel_group
+        _check_stages(stages, self._replicas, in_order=self._mode == "static")
         self._stages = {stage.stage_index: stage for stage in stages}
         group = stages[0].group or dist.group.WORLD
         assert group is not None
         self._global_ranks = dist.get_process_group_ranks(group)
         self.rank, num_ranks = stages[0].group_rank, len(self._global_ranks)
-        self._loss_fn, self._mode, self._patience, self._spec = loss_fn, mode, patience, spec
+        self._loss_fn, self._patience, self._spec = loss_fn, patience, spec
         self._policy = policy if mode == "policy" else None
         self._decider: RankPolicy | None = None
         self._lends, self._in_order = lends, mode == "static" and not lends
@@ -140,6 +145,11 @@ class ConductorSchedule:
     def stages(self) -> tuple[PipelineStage, ...]:
         """This rank's stages."""
         return tuple(self._stages.values())
+
+    @property
+    def mode(self) -> Mode:
+        """How the plan is executed."""
+        return self._mode
 
     @property
     def num_steps(self) -> int:
@@ -193,7 +203,7 @@ class ConductorSchedule:
         Raises:
             InvalidScheduleError: the indices differ, or a stage cannot be run.
         """
-        _check_stages(stages)
+        _check_stages(stages, self._replicas, in_order=self._mode == "static")
         indices = [stage.stage_index for stage in stages]
         if sorted(indices) != sorted(self._stages):
             raise InvalidScheduleError(f"stages {indices} cannot replace {sorted(self._stages)}")
@@ -231,8 +241,10 @@ class ConductorSchedule:
         self._num_accumulated += 1
         self._microbatches += self.plan.num_microbatches
         if self._num_accumulated == self._accumulation_steps:
-            if self._scale_grads and self._loss_fn is not None:
-                self._scale(self._microbatches)
+            if self._loss_fn is not None:
+                reduce_gradients(self._stages.values(), self._replicas)
+                if self._scale_grads:
+                    self._scale(self._microbatches)
             self._num_accumulated = self._microbatches = 0
         if self._profile is not None:
             self._profile.after_step()
@@ -477,16 +489,12 @@ def plan_hash(plan: Schedule) -> str:
     return digest.hexdigest()[:12]
 
 
-def _check_stages(stages: Sequence[PipelineStage]) -> None:
+def _check_stages(
+    stages: Sequence[PipelineStage], replicas: dist.ProcessGroup | None, *, in_order: bool
+) -> None:
     for stage in stages:
         if not torch_shim.has_static_shapes(stage):
             raise InvalidScheduleError(
                 f"stage {stage.stage_index} needs input_args and output_args: use wrap_stage"
             )
-        if type(stage.submod).__name__ in ("DistributedDataParallel", "FSDPModule") or hasattr(
-            stage.submod, "set_requires_gradient_sync"
-        ):
-            raise InvalidScheduleError(
-                f"stage {stage.stage_index} is wrapped for data parallelism: give the plain module"
-                " and reduce its gradients after the step"
-            )
+        check_replicas(stage, replicas, in_order=in_order)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from conductor.errors import FormatError
 from conductor.interop.columns import Progress
 from conductor.interop.json_events import Events
 from conductor.ir.action import Action
+from conductor.ir.helps import Helps
 from conductor.ir.schedule import FloatArray
 from conductor.ir.trace import LABELS, Operation, Trace
 from conductor.problem.kind import Kind
@@ -30,19 +32,22 @@ COLOURS = {
 
 Event = dict[str, Any]
 
+_MOVED = "migration"
 _HEAD = '{"displayTimeUnit": "ms", "otherData": {"plan": '
 
 
-def write_chrome_trace(timeline: Timeline, path: str | Path) -> None:
-    """Writes a simulated or measured timeline.
+def write_chrome_trace(timeline: Timeline, path: str | Path, *, helps: Helps | None = None) -> None:
+    """Writes a simulated or measured timeline, with work that moved between ranks.
 
     Each rank has a slice an action and a counter of its activation memory; an arrow goes from each
-    action to the one on another rank that waits for it.
+    action to the one on another rank that waits for it. What a rank does for another is a slice named
+    after the action helped, with an arrow from it.
 
     Raises:
         FormatError: the file cannot be written.
     """
-    _write(path, _timeline_events(timeline), {"plan": timeline.schedule.name})
+    events = chain(_timeline_events(timeline), _helps(timeline, helps) if helps else ())
+    _write(path, events, {"plan": timeline.schedule.name})
 
 
 def write_trace(trace: Trace, path: str | Path) -> None:
@@ -74,7 +79,7 @@ def read_chrome_timeline(path: str | Path, *, on_progress: Progress | None = Non
     rows: list[tuple[int, Action, float, float]] = []
     try:
         for event in events:
-            if event.get("ph") == "X":
+            if event.get("ph") == "X" and event.get("cat") != _MOVED:
                 times = float(event["ts"]) / 1000.0, float(event["dur"]) / 1000.0
                 rows.append((int(event["tid"]), Action.parse(event["name"]), *times))
     except (KeyError, TypeError, ValueError) as error:
@@ -153,6 +158,25 @@ def _arrows(timeline: Timeline) -> Iterator[Event]:
             }
             yield {**arrow, "ph": "f", "bp": "e", "tid": int(program.ranks[target]),
                    "ts": float(middle[target])}  # fmt: skip
+
+
+def _helps(timeline: Timeline, helps: Helps) -> Iterator[Event]:
+    """Slices on the lenders' threads, and arrows from the actions helped."""
+    program, schedule = timeline.program, timeline.schedule
+    for number, (index, lender, parts) in enumerate(
+        zip(helps.actions.tolist(), helps.lenders.tolist(), helps.parts.tolist(), strict=True)
+    ):
+        start, end = 1000.0 * float(helps.start_ms[number]), 1000.0 * float(helps.end_ms[number])
+        borrower = int(program.ranks[index])
+        name = f"{schedule.action(index)} of rank {borrower}"
+        yield {
+            "name": name, "cat": _MOVED, "ph": "X", "pid": 0, "tid": lender, "ts": start,
+            "dur": end - start, "cname": "yellow",
+            "args": {"parts": parts, "of parts": helps.of_parts},
+        }  # fmt: skip
+        arrow = {"name": "moved", "cat": _MOVED, "id": f"help {number}", "pid": 0}
+        yield {**arrow, "ph": "s", "tid": borrower, "ts": 1000.0 * float(helps.decided_ms[number])}
+        yield {**arrow, "ph": "f", "bp": "e", "tid": lender, "ts": 0.5 * (start + end)}
 
 
 def _memory(timeline: Timeline, rank: int) -> Iterator[Event]:

@@ -12,12 +12,21 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from conductor.errors import ConductorError, FormatError
 from conductor.ir.action import Action
+from conductor.ir.helps import Helps
 from conductor.ir.schedule import Schedule
 from conductor.ir.trace import Trace
 from conductor.problem.spec import PipelineSpec
 from conductor.simulator.timeline import Timeline
 
 FORMAT = "conductor-timeline-1"
+_COLUMNS = ("actions", "lenders", "parts", "decided_ms", "start_ms", "end_ms")
+
+
+class _Helps(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    of_parts: int
+    rows: tuple[tuple[int, int, int, float, float, float], ...]
 
 
 class _File(BaseModel):
@@ -30,10 +39,11 @@ class _File(BaseModel):
     num_splits: int
     ranks: tuple[tuple[tuple[str, float, float], ...], ...]
     overlaps: tuple[int, ...]
+    helps: _Helps | None = None
 
 
-def write_timeline(timeline: Timeline, path: str | Path) -> None:
-    """Writes a timeline; `.gz` compresses it.
+def write_timeline(timeline: Timeline, path: str | Path, *, helps: Helps | None = None) -> None:
+    """Writes a timeline, with work that moved; `.gz` compresses it.
 
     Raises:
         FormatError: the file cannot be written.
@@ -55,6 +65,9 @@ def write_timeline(timeline: Timeline, path: str | Path) -> None:
         ],
         "overlaps": np.flatnonzero(schedule.overlaps).tolist(),
     }
+    if helps is not None:
+        columns = (getattr(helps, name).tolist() for name in _COLUMNS)
+        value["helps"] = {"of_parts": helps.of_parts, "rows": list(zip(*columns, strict=True))}
     text = json.dumps(value)
     try:
         if path.suffix == ".gz":
@@ -81,17 +94,7 @@ def read_timeline(path: str | Path) -> Timeline:
     Raises:
         FormatError: the file cannot be read or something in it cannot be; names it.
     """
-    path = Path(path)
-    try:
-        raw = path.read_bytes()
-        text = gzip.decompress(raw) if path.suffix == ".gz" else raw
-        file = _File.model_validate_json(text)
-    except (OSError, EOFError) as error:
-        raise FormatError(f"{path}: cannot read the timeline: {error}") from None
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise FormatError(f"{path}: {where}: {first['msg']}") from None
+    file = _read(Path(path))
     try:
         spec = PipelineSpec(**{key: _tupled(value) for key, value in file.spec.items()})
         schedule = Schedule.from_actions(
@@ -106,6 +109,36 @@ def read_timeline(path: str | Path) -> Timeline:
         return Timeline.measured(spec, schedule, times[:, 0], times[:, 1])
     except (ConductorError, TypeError, IndexError) as error:
         raise FormatError(f"{path}: {error}") from None
+
+
+def read_helps(path: str | Path) -> Helps | None:
+    """Reads the work that moved in a timeline's file; None where it has none. Raises as `read_timeline`."""
+    found = _read(Path(path)).helps
+    if found is None:
+        return None
+    columns = np.array(found.rows, np.float64).reshape(-1, len(_COLUMNS)).T
+    return Helps(
+        of_parts=found.of_parts,
+        actions=columns[0].astype(np.int32),
+        lenders=columns[1].astype(np.int32),
+        parts=columns[2].astype(np.int32),
+        decided_ms=columns[3],
+        start_ms=columns[4],
+        end_ms=columns[5],
+    )
+
+
+def _read(path: Path) -> _File:
+    try:
+        raw = path.read_bytes()
+        text = gzip.decompress(raw) if path.suffix == ".gz" else raw
+        return _File.model_validate_json(text)
+    except (OSError, EOFError) as error:
+        raise FormatError(f"{path}: cannot read the timeline: {error}") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise FormatError(f"{path}: {where}: {first['msg']}") from None
 
 
 def _tupled(value: Any) -> Any:

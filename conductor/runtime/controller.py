@@ -155,7 +155,7 @@ class Controller:
         change = self._detector.observe(self._by_rank(table), self._by_rank(self.spec.duration_ms))
         if change is None:
             return None
-        now = _with_times(self.spec, np.mean(self._tables, axis=0))
+        now = with_times(self.spec, np.mean(self._tables, axis=0))
         decision = self._decide(now, *change)
         if decision.switched:
             self._apply(decision.proposal)
@@ -215,7 +215,7 @@ class Controller:
         return sums
 
 
-def _with_times(spec: PipelineSpec, table: FloatArray) -> PipelineSpec:
+def with_times(spec: PipelineSpec, table: FloatArray) -> PipelineSpec:
     """The spec with measured times; a backward measured in one is split as the spec has it."""
     expected = spec.duration_ms
     share = expected[Kind.I] / np.maximum(expected[Kind.B], 1e-12)

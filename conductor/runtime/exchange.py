@@ -28,6 +28,7 @@ from conductor.migration.modules.serve import SliceStore, serve
 from conductor.problem.kind import Kind
 from conductor.runtime.exchange_board import Board
 from conductor.runtime.exchange_links import ExchangeLinks, Packet, What
+from conductor.runtime.exchange_units import Units
 from conductor.runtime.faults import LOOK_S, Alarm
 from conductor.runtime.links import Inbox
 
@@ -98,10 +99,6 @@ class StepHelps:
     peak_bytes: int = 0
 
 
-Assign = Callable[[int, Kind, Sequence[tuple[int, int]]], tuple[Decision, Sequence[float]]]
-"""Stage, kind and (lender, parts) pairs; gives what moves of each block, and the parts that really move."""
-
-
 class Exchange:
     """One rank's end of the exchange.
 
@@ -117,6 +114,8 @@ class Exchange:
         self.rank, self._inbox, self._alarm = rank, inbox, alarm
         self.migration: Prepared | None = None
         self.report = StepHelps()
+        self._lendings: Mapping[int, Lending] = {}
+        self._units: Units | None = None
         self._changed = threading.Condition()
         self._early: list[tuple[int, Packet]] = []
         self._gone: set[int] = set()
@@ -144,16 +143,16 @@ class Exchange:
         self,
         prepared: Prepared | None,
         lendings: Mapping[int, Lending] | None = None,
-        assign: Assign | None = None,
+        units: Units | None = None,
     ) -> None:
         """What moves from the next step on; every rank calls it between the same two steps.
 
         Args:
             prepared: the plan in force with expected times and rules; None moves nothing.
             lendings: of this rank's stages, where their modules can move work.
-            assign: makes decisions for them.
+            units: says which heads and columns of them move.
         """
-        self.migration, self._lendings, self._assign = prepared, lendings or {}, assign
+        self.migration, self._lendings, self._units = prepared, lendings or {}, units
         for lending in self._lendings.values():
             lending.helper = None if prepared is None else self
 
@@ -180,13 +179,19 @@ class Exchange:
             self._helps, self._promise, self._serving = {}, None, None
             self._posted, self._results = {}, {}
             self._mine: list[Help] = []
-            self._held_bytes = 0
+            self._posted_bytes = 0
             self.report = StepHelps()
             for rank in self._gone | self._silent:
                 self._board.tell(rank, promised=True, borrows=False)
             early, self._early = self._early, []
             for sender, packet in early:
                 self._handle(sender, packet)
+        for lending in self._lendings.values():
+            lending.version = step
+        for lender, key, weights in self._units.weights() if self._units else ():
+            self._links.send(
+                lender, Packet(what=What.WEIGHTS, step=step, numbers=(*key, step), tensors=weights)
+            )
 
     def idle(self) -> None:
         """The rank waits for something: others may know that it is free."""
@@ -287,7 +292,7 @@ class Exchange:
             self._do(promise)
             with self._changed:
                 self._serving = None
-                self._held_bytes = sum(store.held_bytes for store in self._stores.values())
+                self._posted_bytes = 0
 
     def end_step(self, describe: Callable[[], str]) -> None:
         """After the rank's last action: lends until all ranks have done theirs.
@@ -460,12 +465,13 @@ class Exchange:
                 )  # fmt: skip
             if not choice:
                 break
-            decision, parts = {}, [float(q) for _, q in choice]
-            if self._assign is not None and self._is_migratable:
-                decision, really = self._assign(self._stage, self._kind, choice)
+            decision: Decision = {}
+            parts = [float(q) for _, q in choice]
+            if self._units is not None and self._is_migratable:
+                decision, really = self._units.assign(self._stage, self._kind, choice)
                 parts = list(really)
-            choice = [(lender, q) for (lender, _), q in zip(choice, parts, strict=True) if q > 0]
-            self._request(choice, half_ns, saved_ns)
+            asked = [(lender, q) for (lender, _), q in zip(choice, parts, strict=True) if q > 0]
+            self._request(asked, half_ns, saved_ns)
             taken = {h.lender for h in self._mine if h.outcome == "promised"}
             if taken:
                 with self._changed:
@@ -568,6 +574,11 @@ class Exchange:
             self._verdict(sender, packet)
         elif what is What.FINISHED:
             self._finished.add(sender)
+        elif what is What.WEIGHTS:
+            stage, block, first, stop, version = numbers[:5]
+            store = self._stores.setdefault(sender, SliceStore())
+            store.put((stage, block, first, stop), version, packet.tensors)
+            self._hold(0)
         elif what in (What.POST, What.END, What.CANCEL):
             for promise in (self._promise, self._serving):
                 if promise and (promise.borrower, promise.number) == (sender, numbers[0]):
@@ -592,14 +603,19 @@ class Exchange:
         """What a borrower says to a lender that has promised."""
         if packet.what is What.POST:
             promise.posts.append(Request.from_numbers(packet.numbers[1:19], packet.tensors))
-            self._held_bytes += sum(t.nbytes for t in packet.tensors)
-            self.report.peak_bytes = max(self.report.peak_bytes, self._held_bytes)
+            self._hold(sum(t.nbytes for t in packet.tensors))
         elif packet.what is What.END:
             promise.is_ended = True
         else:
             promise.is_cancelled = True
             if promise is self._promise:
                 self._promise = None
+
+    def _hold(self, num_bytes: int) -> None:
+        """Counts what others have here."""
+        self._posted_bytes += num_bytes
+        held = self._posted_bytes + sum(store.held_bytes for store in self._stores.values())
+        self.report.peak_bytes = max(self.report.peak_bytes, held)
 
     def _learn(self, sender: int, numbers: Sequence[int]) -> None:
         """What a rank tells of itself."""

@@ -13,6 +13,7 @@ from torch.distributed.pipelining import PipelineStage
 
 from conductor.errors import FormatError
 from conductor.ir.schedule import Schedule
+from conductor.migration.model import SimpleModel
 from conductor.problem.spec import PipelineSpec
 from conductor.runtime.checkpoint import (
     load_rank,
@@ -33,6 +34,7 @@ from conductor.runtime.gpt import (
     stage_shapes,
 )
 from conductor.runtime.layers import move_layers, with_layers
+from conductor.runtime.migration_control import MigrationControl, MigrationStep
 from conductor.runtime.pace import Emulation
 from conductor.runtime.policy import Policy
 from conductor.runtime.stage import wrap_stage
@@ -57,6 +59,7 @@ class TrainSettings:
         replan: changes the plan when measured times change (see `Controller`); with one stage a rank it
             may move layers.
         timeout_s: see `ConductorSchedule`.
+        migrate: what moves between ranks during a step, and what it costs; None moves nothing.
         save: folder to write a checkpoint to at the end.
         resume: folder of a checkpoint to go on from.
     """
@@ -72,6 +75,7 @@ class TrainSettings:
     pace: Emulation | None = None
     replan: Replan | None = None
     timeout_s: float = 120.0
+    migrate: SimpleModel | None = None
     save: Path | None = None
     resume: Path | None = None
 
@@ -86,6 +90,7 @@ class StepRecord:
         time_ms: from the first start of an action to the last end, over all ranks.
         bubble_ratio: measured.
         plan: name of the plan in force.
+        migration: what moved; None where nothing may.
     """
 
     step: int
@@ -93,6 +98,7 @@ class StepRecord:
     time_ms: float
     bubble_ratio: float
     plan: str
+    migration: MigrationStep | None = None
 
 
 class Training:
@@ -135,6 +141,15 @@ class Training:
             for stage, owner in enumerate(plan.stage_ranks)
             if owner == self._rank
         }
+        self._lendings = {}
+        if settings.migrate is not None:
+            try:
+                from conductor.migration.modules.convert import migratable
+            except ImportError:
+                pass
+            else:
+                for stage, module in self._modules.items():
+                    self._lendings[stage] = migratable(module, stage=stage)
         parameters = [p for module in self._modules.values() for p in module.parameters()]
         self._optimizer = torch.optim.AdamW(parameters, lr=settings.learning_rate)
         self._data = np.random.default_rng(settings.seed)
@@ -143,7 +158,13 @@ class Training:
             plan=plan, mode=settings.mode, patience=settings.patience, spec=spec,
             policy=settings.policy,
             pace=self._pace(), timeout_s=settings.timeout_s, first_step=self.num_steps,
+            lends=settings.migrate is not None,
         )  # fmt: skip
+        self.migration = None
+        if settings.migrate is not None:
+            self.migration = MigrationControl(
+                self._schedule, spec, model=settings.migrate, lendings=self._lendings
+            )
         self.controller = settings.replan and Controller(
             self._schedule,
             spec if state is None else spec_from(state["planned_for"]),
@@ -178,17 +199,35 @@ class Training:
         self._optimizer.step()
         self._optimizer.zero_grad()
         times = self._schedule.timeline(self._with_layers(self._spec))
+        moved = None if self.migration is None else self.migration.after_step(times)
         record = StepRecord(
             step=self.num_steps,
             loss=broadcast(float(np.mean(losses)) if losses else None, plan.stage_ranks[-1]),
             time_ms=times.makespan_ms,
             bubble_ratio=times.bubble_ratio,
             plan=plan.name,
+            migration=moved,
         )
         self.num_steps += 1
         if self.controller:
             self.controller.after_step()
         return record, times
+
+    @property
+    def plan(self) -> Schedule:
+        """The plan in force."""
+        return self._schedule.plan
+
+    @property
+    def layer_bytes(self) -> int:
+        """Of one layer of this rank: weights, and twice as much that the optimizer keeps."""
+        blocks = next(iter(self._modules.values())).blocks
+        return 3 * sum(parameter.nbytes for parameter in blocks[0].parameters())
+
+    def close(self) -> None:
+        """Ends what links run; every rank calls it."""
+        self._schedule.barrier()
+        self._schedule.close()
 
     def save(self, folder: str | Path) -> None:
         """Writes a checkpoint; every rank calls it after the same step.
@@ -247,8 +286,11 @@ def train(
     plan: Schedule,
     spec: PipelineSpec,
     on_step: Callable[[StepRecord], None] = lambda record: None,
+    on_end: Callable[[Training], None] = lambda training: None,
 ) -> tuple[list[StepRecord], Timeline]:
     """Trains on this rank for `settings.num_steps`. Arguments and errors as of `Training`.
+
+    `on_step` is told of every step, `on_end` of the training before its links are closed.
 
     Returns:
         Records of all steps and the timeline of the last one, on every rank.
@@ -261,6 +303,8 @@ def train(
         on_step(record)
     if settings.save is not None:
         training.save(settings.save)
+    on_end(training)
+    training.close()
     return records, times
 
 

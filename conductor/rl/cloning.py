@@ -54,9 +54,8 @@ def clone(training: Training[Source], *, processes: Processes, threads: int) -> 
     agreed = 0
     for _ in range(config.cloning_epochs):
         agreed = 0
-        for batch, rows in seen.batches(config.batch_size, training.rng):
-            rows = rows[rows >= 0]
-            scores, values = network.decide(seen.observations[rows])
+        for batch, _, rows in seen.batches(config.batch_size, training.rng):
+            scores, values = network.decide(seen.observations.index_select(0, rows))
             logs = masked_log_probabilities(scores, seen.choices[rows])
             loss = _cross_entropy(logs, seen.slots[rows], config.label_smoothing, len(batch))
             errors = (values - seen.returns[rows]).square().sum() / len(batch)

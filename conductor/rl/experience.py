@@ -48,21 +48,26 @@ class Experience:
         """Number of decisions of all processes."""
         return len(self.tasks)
 
-    def batches(self, size: int, rng: np.random.Generator) -> Iterator[tuple[Tensor, Tensor]]:
+    def batches(
+        self, size: int, rng: np.random.Generator
+    ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """All decisions in random order, in equal parts of about the size (at least one part).
 
         Yields:
-            Of each part, int64: its decisions among all, and the rows of those that are held here, -1
-            for the others.
+            Of each part, int64: its decisions among all, those of them that are held here, and their rows.
         """
-        device = self.slots.device
-        rows = torch.full((len(self),), -1, device=device)
-        rows[torch.from_numpy(self.places).to(device)] = torch.arange(
-            len(self.slots), device=device
+        order = torch.from_numpy(rng.permutation(len(self))).to(self.slots.device)
+        batches = order.tensor_split(max(1, round(len(self) / size)))
+        if len(self.slots) == len(self):
+            yield from ((batch, batch, batch) for batch in batches)
+            return
+        rows = torch.full_like(order, -1)
+        rows[torch.from_numpy(self.places).to(order.device)] = torch.arange(
+            len(self.slots), device=order.device
         )
-        order = torch.from_numpy(rng.permutation(len(self))).to(device)
-        for batch in order.tensor_split(max(1, round(len(self) / size))):
-            yield batch, rows[batch]
+        for batch in batches:
+            own = batch[rows[batch] >= 0]
+            yield batch, own, rows[own]
 
 
 def collect(

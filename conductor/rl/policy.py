@@ -36,11 +36,11 @@ class ActorCritic(nn.Module):
         """
         super().__init__()
         first, second = nn.Linear(state_dim, hidden), nn.Linear(hidden, hidden)
-        self.shared_net = nn.Sequential(first, nn.ReLU(), second, nn.ReLU())
+        self.shared_net = nn.Sequential(first, nn.ReLU(inplace=True), second, nn.ReLU(inplace=True))
         self.actor = nn.Linear(hidden, action_dim)
         self.critic = nn.Linear(hidden, 1)
         self.state_dim = state_dim
-        self._deciding = (first, second, self.actor)
+        self._layers = (first, second, self.actor, self.critic)
         for layer, gain in (
             (first, 2**0.5),
             (second, 2**0.5),
@@ -75,16 +75,32 @@ class ActorCritic(nn.Module):
         slots = torch.cat([scores[..., :3].flatten(1), wait.unsqueeze(1)], 1)
         return slots, (values * present).sum(-1) / count
 
-    @torch.no_grad()
     def weights(self) -> Weights:
         """The deciding part as arrays for the compiled environment (copies)."""
-        arrays: list[Float32Array] = []
-        for layer in self._deciding:
-            arrays += [
-                np.ascontiguousarray(layer.weight.cpu().numpy().T),
-                layer.bias.cpu().numpy()[None].copy(),
-            ]
-        return tuple(arrays)
+        return _arrays(*self._layers[:3])
+
+    def critic_weights(self) -> Weights:
+        """The critic's weight and bias as arrays (copies)."""
+        return _arrays(self.critic)
+
+    @torch.no_grad()
+    def load_arrays(self, arrays: Weights) -> None:
+        """Takes over `weights` and, behind them, `critic_weights` of a network of this width."""
+        for index, layer in enumerate(self._layers):
+            layer.weight.copy_(torch.from_numpy(arrays[2 * index].T))
+            layer.bias.copy_(torch.from_numpy(arrays[2 * index + 1][0]))
+
+
+@torch.no_grad()
+def _arrays(*layers: nn.Linear) -> Weights:
+    """Weight (inputs, outputs) and bias (1, outputs) of each layer."""
+    arrays: list[Float32Array] = []
+    for layer in layers:
+        arrays += [
+            np.ascontiguousarray(layer.weight.cpu().numpy().T),
+            layer.bias.cpu().numpy()[None].copy(),
+        ]
+    return tuple(arrays)
 
 
 def masked_log_probabilities(scores: Tensor, choices: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from time import perf_counter
 from types import FrameType
 
 import numpy as np
@@ -46,12 +47,16 @@ def train(
     """
     one_torch_thread()
     validation = Validation.of(training)
+    training.baselines = {
+        name: validation.score(decider, processes=processes, threads=threads)
+        for name, decider in (("plan", Decider.REPLAY), ("ready-first", Decider.READY_FIRST))
+    }
     interval = training.config.validation_interval * training.config.episodes_per_update
     with _interrupts() as interrupted:
         while not training.done and not processes.total(interrupted()):
             if training.experts is None:
                 clone(training, processes=processes, threads=threads)
-            else:
+            elif training.history:  # else it starts from a stored policy, which is compared first
                 _update(training, processes, threads)
             if training.episodes % interval == 0 or training.done:
                 _validate(training, validation, processes, threads)
@@ -62,7 +67,7 @@ def train(
 def _update(training: Training[Source], processes: Processes, threads: int) -> None:
     """Plays some episodes and improves the policy on them."""
     config, network, optimizer = training.config, training.network, training.optimizer
-    progress = training.progress
+    begin, progress = perf_counter(), training.progress
     episodes = min(config.episodes_per_update, training.num_episodes - training.episodes)
     tasks = training.source.training_tasks(progress, training.rng)
     seen = collect(
@@ -79,14 +84,16 @@ def _update(training: Training[Source], processes: Processes, threads: int) -> N
     entropy_coefficient = config.entropy_coefficient + progress * (
         config.final_entropy_coefficient - config.entropy_coefficient
     )
+    sums, steps = torch.zeros(len(_MEANS), device=old.device), 0
     for _ in range(config.update_epochs):
-        for batch, rows in seen.batches(config.batch_size, training.rng):
-            advantage = advantages[batch]
-            advantage = (advantage - advantage.mean()) / (advantage.std(correction=0) + 1e-8)
-            advantage, rows = advantage[rows >= 0], rows[rows >= 0]
-            scores, values = network.decide(seen.observations[rows])
+        for batch, own, rows in seen.batches(config.batch_size, training.rng):
+            everyones = advantages[batch]
+            spread = everyones.std(correction=0) + 1e-8
+            advantage = (advantages[own] - everyones.mean()) / spread
+            scores, values = network.decide(seen.observations.index_select(0, rows))
             logs = masked_log_probabilities(scores, seen.choices[rows])
-            ratio = (_chosen(logs, seen.slots[rows]) - old[rows]).exp()
+            gain = _chosen(logs, seen.slots[rows]) - old[rows]
+            ratio = gain.exp()
             clipped = ratio.clamp(1.0 - config.clip, 1.0 + config.clip)
             policy_loss = -torch.min(ratio * advantage, clipped * advantage).sum() / len(batch)
             value_loss = (values - seen.returns[rows]).square().sum() / len(batch)
@@ -98,6 +105,23 @@ def _update(training: Training[Source], processes: Processes, threads: int) -> N
             loss.backward()  # type: ignore[no-untyped-call]  # torch's
             processes.add_gradients(network)
             optimizer.step()
+            with torch.no_grad():
+                kl, beyond = (ratio - 1.0 - gain).sum(), (ratio != clipped).sum()
+                sums += torch.stack(
+                    [policy_loss, value_loss, entropy, kl / len(batch), beyond / len(batch)]
+                )
+                steps += 1
+    means = [processes.total(value) / steps for value in sums.tolist()]
+    elapsed_s = perf_counter() - begin
+    training.figures = {
+        "reward": float(seen.rewards.mean()),
+        **dict(zip(_MEANS, means, strict=True)),
+        "decisions": float(len(seen)),
+        "decisions_per_s": len(seen) / elapsed_s,
+    }
+
+
+_MEANS = ("policy_loss", "value_loss", "entropy", "kl", "clip_fraction")
 
 
 def _chosen(logs: Tensor, slots: Tensor) -> Tensor:

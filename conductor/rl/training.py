@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from conductor.rl.plans import best_plan
 from conductor.rl.play import Decider, Weights
 from conductor.rl.policy import ActorCritic
 from conductor.rl.source import OneInstance, Source
+from conductor.rl.weights import StoredPolicy
 from conductor.variation import Variation
 
 S_co = TypeVar("S_co", bound=Source, covariant=True)
@@ -36,12 +37,15 @@ class Training(Generic[S_co]):
         rng: of draws, samples and minibatches.
         num_episodes: how many it is to play; the entropy coefficient falls over them.
         episodes: played so far.
-        experts: whom it was cloned from, one a task; None before that.
+        experts: whom it was cloned from, one a task; none if it starts from a stored policy; None before
+            that.
         best_weights: the network's state with the best score.
         best_score: that score.
         history: (episodes, score): the mean makespan on held-out draws, in milliseconds or, where the
             source's tasks are of all sizes, over the per-rank bound.
-        figures: of the last update, by name; empty before the first. Not in a checkpoint.
+        baselines: scores of strict replay of the plans and of ready-first execution, by name. Not in a
+            checkpoint, like
+        figures: of the last update, by name; empty before the first.
     """
 
     source: S_co
@@ -56,6 +60,7 @@ class Training(Generic[S_co]):
     best_weights: dict[str, Tensor] = field(default_factory=dict)
     best_score: float = np.inf
     history: list[tuple[int, float]] = field(default_factory=list)
+    baselines: Mapping[str, float] = field(default_factory=dict)
     figures: Mapping[str, float] = field(default_factory=dict)
 
     @property
@@ -66,13 +71,32 @@ class Training(Generic[S_co]):
     @property
     def done(self) -> bool:
         """Whether all episodes are played."""
-        return self.experts is not None and self.episodes >= self.num_episodes
+        return bool(self.history) and self.episodes >= self.num_episodes
 
     def best_policy(self) -> Weights:
         """The best policy so far, as arrays."""
+        return self._best().weights()
+
+    def stored(self, meta: Mapping[str, Any]) -> StoredPolicy:
+        """The best policy so far, for a file."""
+        best = self._best()
+        return StoredPolicy(weights=best.weights(), critic=best.critic_weights(), meta=meta)
+
+    def start_from(self, policy: StoredPolicy, *, clone: bool = False) -> None:
+        """Takes over a stored policy before anything else has happened.
+
+        Args:
+            policy: of this training's width.
+            clone: whether it clones an expert still, from there.
+        """
+        self.network.load_arrays(policy.weights + policy.critic)
+        if not clone:
+            self.experts = ()
+
+    def _best(self) -> ActorCritic:
         network = ActorCritic(state_dim=self.network.state_dim, hidden=self.config.hidden)
         network.load_state_dict(self.best_weights)
-        return network.weights()
+        return network
 
 
 def start_training(

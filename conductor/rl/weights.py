@@ -45,6 +45,11 @@ class StoredPolicy:
     critic: Weights
     meta: Mapping[str, Any]
 
+    @property
+    def hidden(self) -> int:
+        """Width of both hidden layers."""
+        return int(self.weights[0].shape[1])
+
 
 def save_weights(path: str | Path, policy: StoredPolicy) -> None:
     """Writes a policy to an .npz file.

@@ -123,9 +123,9 @@ def test_tasks_of_different_stages_a_rank_are_decided_as_each_alone() -> None:
 def test_batches_hold_every_decision_once() -> None:
     seen = seen_on(ragged(), 12)
     batches = list(seen.batches(50, np.random.default_rng(0)))
-    decisions = torch.cat([batch for batch, _ in batches])
+    decisions = torch.cat([batch for batch, _, _ in batches])
     assert torch.equal(decisions.sort().values, torch.arange(len(seen)))
-    assert all(torch.equal(batch, rows) for batch, rows in batches)
+    assert all(torch.equal(batch, rows) for batch, _, rows in batches)
 
 
 def test_baselines_compare_the_episodes_of_a_draw() -> None:

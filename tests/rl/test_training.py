@@ -20,6 +20,7 @@ from conductor.rl.ppo import train
 from conductor.rl.returns import discounted_returns
 from conductor.rl.source import OneInstance, Source
 from conductor.rl.training import Training, new_training, start_training
+from conductor.rl.validation import held_out_draws
 from conductor.variation import MarkovStragglers, NoVariation, Product, UniformNoise, Variation
 from tests.rl.instances import preset_instance
 
@@ -226,6 +227,49 @@ def test_evaluation_has_every_baseline_on_paired_draws() -> None:
     assert evaluation.mean(POLICY) == pytest.approx(321.40)
     assert evaluation.bound_ms == pytest.approx([321.40] * 3)
     assert evaluation.ci95(POLICY, minus=GREEDY) == pytest.approx((0.0, 0.0))
+
+
+def test_a_training_from_a_stored_policy_starts_there_and_keeps_it_if_nothing_is_better() -> None:
+    first = quick_training(16)
+    train(first)
+    stored = first.stored({"seed": 3})
+    training = quick_training(16)
+    training.start_from(stored)
+    assert all(map(np.array_equal, training.network.weights(), first.best_policy()))
+    assert np.array_equal(training.network.critic_weights()[0], stored.critic[0])
+    train(training)
+    assert training.experts == ()
+    assert training.history[0] == (0, first.best_score)
+    assert training.best_score <= first.best_score
+
+
+def test_a_stored_policy_can_be_cloned_on() -> None:
+    training = quick_training(0)
+    training.start_from(training_of(0).stored({}), clone=True)
+    train(training)
+    assert training.experts == (Decider.REPLAY,)
+
+
+def training_of(num_episodes: int) -> Training[OneInstance]:
+    training = quick_training(num_episodes)
+    train(training)
+    return training
+
+
+def test_each_update_has_figures_and_baselines_beside_them() -> None:
+    training = training_of(16)
+    assert set(training.figures) == {
+        "reward", "policy_loss", "value_loss", "entropy", "kl", "clip_fraction", "decisions",
+        "decisions_per_s",
+    }  # fmt: skip
+    assert training.figures["reward"] < 0.0
+    assert 0.0 < training.figures["entropy"] < np.log(4)
+    assert 0.0 <= training.figures["clip_fraction"] <= 1.0
+    assert training.figures["kl"] > 0.0
+    durations = held_out_draws(training, training.source.held_out_tasks()[0])
+    for name, decider in (("plan", Decider.REPLAY), ("ready-first", Decider.READY_FIRST)):
+        played = play(training.source.instance, durations, decider)
+        assert training.baselines[name] == played.makespan_ms.mean()
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -14,20 +14,23 @@ from conductor.cli import completion
 from conductor.cli.options import (
     JsonOption,
     NoiseOption,
+    PolicyOption,
     SeedOption,
     UsageError,
     VariationOption,
     chosen_variation,
 )
+from conductor.cli.run_migration import migration_model, print_summary, summary
 from conductor.errors import ConductorError
 
 if TYPE_CHECKING:
     from conductor.ir.schedule import Schedule
+    from conductor.migration.model import SimpleModel
     from conductor.problem.spec import PipelineSpec
     from conductor.runtime.controller import Proposal
     from conductor.runtime.pace import Straggler
     from conductor.runtime.policy import Policy
-    from conductor.runtime.train import StepRecord
+    from conductor.runtime.train import StepRecord, Training
 
 EXAMPLES = (
     "conductor run --ranks 4",
@@ -80,13 +83,7 @@ def run(
             " policy decides.",
         ),
     ] = "static",
-    policy: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Policy for --execution policy, .npz or a training's .pt (default: the package's).",
-        ),
-    ] = None,
+    policy: PolicyOption = None,
     patience: Annotated[
         float,
         typer.Option(
@@ -113,6 +110,17 @@ def run(
             " between steps when that pays.",
         ),
     ] = False,
+    migrate: Annotated[
+        bool,
+        typer.Option(
+            "--migrate",
+            help="Ranks do parts of each other's actions (heads, columns of MLPs) while that pays.",
+        ),
+    ] = False,
+    movable: Annotated[
+        float, typer.Option(metavar="X", help="Share of a forward that can move, with --migrate.")
+    ] = 0.6,
+    heads: Annotated[int, typer.Option(metavar="N", min=1, help="Heads of the GPT.")] = 4,
     seed: SeedOption = 0,
     trace: Annotated[
         Path | None,
@@ -144,6 +152,8 @@ def run(
         )
     if policy is not None and mode != "policy":
         raise UsageError("--policy goes with --execution policy")
+    if migrate and adapt:
+        raise UsageError("give one of --adapt and --migrate")
     from conductor.interop.torch_csv import read_torch_csv
 
     learned = _policy(policy) if mode == "policy" else None
@@ -153,6 +163,7 @@ def run(
         order = read_torch_csv(schedule)
         ranks, microbatches = ranks or order.num_ranks, microbatches or order.num_microbatches
     profile = _profile(emulate or spec, ranks, microbatches)
+    moves = migration_model(profile, movable, heads) if migrate else None
     from conductor.runtime.launch import (
         conductor_command,
         from_first_rank,
@@ -181,7 +192,9 @@ def run(
             spec=profile, variation=model or NoVariation(), stragglers=stragglers, seed=seed
         )
         settings = TrainSettings(
-            config=GPTConfig(num_layers=layers, d_model=width, vocabulary=len(ALPHABET)),
+            config=GPTConfig(
+                num_layers=layers, d_model=width, num_heads=heads, vocabulary=len(ALPHABET)
+            ),
             num_steps=steps,
             seed=seed,
             mode=mode,
@@ -189,18 +202,25 @@ def run(
             policy=learned,
             pace=pace if emulate else None,
             replan=_replan if adapt else None,
+            migrate=moves,
             save=save,
             resume=resume,
         )
-        plan = from_first_rank(lambda: _plan(profile, schedule))
+        plan = from_first_rank(lambda: _plan(profile, schedule, moves, mode))
         quiet = json or rank != 0
-        records, times = train(settings, plan, profile, lambda r: None if quiet else _print(r))
+        trainings: list[Training] = []
+        records, times = train(
+            settings, plan, profile, lambda r: None if quiet else _print(r), trainings.append
+        )
         if rank == 0:
+            control = trainings[0].migration
+            helps = None if control is None else control.helps
             if trace is not None:
-                write_chrome_trace(times, trace)
+                write_chrome_trace(times, trace, helps=helps)
             if timeline is not None:
-                write_timeline(times, timeline)
-            _finish(records, plan, profile if emulate else None, json=json)
+                write_timeline(times, timeline, helps=helps)
+            moved = summary(records, trainings[0]) if control else None
+            _finish(records, plan, profile if emulate else None, moved, json=json)
     except ConductorError as error:
         print(f"conductor: {error}", file=sys.stderr, flush=True)
         # Threads that wait for other ranks must not hold this one up.
@@ -252,7 +272,9 @@ def _policy(file: Path | None) -> Policy:
     return LearnedPolicy(weights=policy_weights(file))
 
 
-def _plan(spec: PipelineSpec, schedule: str | None) -> Schedule:
+def _plan(
+    spec: PipelineSpec, schedule: str | None, moves: SimpleModel | None = None, mode: str = "static"
+) -> Schedule:
     from conductor.interop.torch_csv import read_torch_csv
     from conductor.ir.validate import validate
     from conductor.planning.plan import plan
@@ -261,6 +283,11 @@ def _plan(spec: PipelineSpec, schedule: str | None) -> Schedule:
         order = read_torch_csv(schedule)
         validate(order, spec)
         return order
+    if moves is not None and schedule is None:
+        from conductor.migration.plan import plan_migration
+
+        execution: Any = "static" if mode == "static" else "ready-first"
+        return plan_migration(spec, model=moves, executions=(execution,)).schedule
     return plan(spec, schedules=schedule and [schedule]).best.schedule
 
 
@@ -306,6 +333,7 @@ def _finish(
     records: list[StepRecord],
     plan: Schedule,
     emulated: PipelineSpec | None,
+    moved: dict[str, Any] | None,
     *,
     json: bool,
 ) -> None:
@@ -321,9 +349,12 @@ def _finish(
                 "steps": [asdict(record) for record in records],
                 "median_ms": median,
                 "simulated_ms": simulated,
+                **({} if moved is None else {"migration": moved}),
             }
         )
         return
+    if moved is not None:
+        print_summary(moved)
     line = f"median step {median:.2f} ms"
     if simulated is not None:
         line += f"; simulated {simulated:.2f} ms with the expected times ({median / simulated:.3f} of it)"

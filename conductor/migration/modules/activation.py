@@ -26,9 +26,9 @@ def hidden_of(inner: Sequence[Tensor], activation: int) -> Tensor:
 
 def inner_gradients(
     inner: Sequence[Tensor], grad_hidden: Tensor, activation: int
-) -> tuple[tuple[Tensor, ...], Tensor]:
-    """The gradients of the inner activations, as autograd has them, and the hidden activations."""
+) -> tuple[Tensor, ...]:
+    """The gradients of the inner activations, as autograd has them."""
     with torch.enable_grad():
         leaves = [tensor.detach().requires_grad_() for tensor in inner]
         hidden = hidden_of(leaves, activation)
-    return torch.autograd.grad(hidden, leaves, grad_hidden), hidden.detach()
+    return torch.autograd.grad(hidden, leaves, grad_hidden)

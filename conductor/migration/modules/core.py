@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-_FLASH_FORWARD: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-_FLASH_BACKWARD: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+from conductor.migration.modules.torch_shim import flash_backward, flash_forward
 
 
 class Settings(NamedTuple):
@@ -29,19 +28,6 @@ class Settings(NamedTuple):
 DEFAULT = Settings()
 
 
-def takes_flash(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, causal: bool
-) -> bool:
-    """Whether `scaled_dot_product_attention` would run its flash kernel for CPUs here."""
-    if query.device.type != "cpu":
-        return False
-    gqa = query.shape[1] != key.shape[1]
-    choice: int = torch._fused_sdp_choice(
-        query, key, value, mask, 0.0, causal, scale=None, enable_gqa=gqa
-    )
-    return choice == 1
-
-
 def attend(
     query: Tensor,
     key: Tensor,
@@ -52,7 +38,7 @@ def attend(
     """The output, (B, H, T, V), and with flash the log-sum-exp of the scores, (B, H, T)."""
     causal, scale, flash = settings
     if flash:
-        result: tuple[Tensor, Tensor] = _FLASH_FORWARD(
+        result: tuple[Tensor, Tensor] = flash_forward(
             query, key, value, 0.0, causal, attn_mask=_additive(mask, query), scale=scale
         )
         return result
@@ -89,7 +75,7 @@ def attend_backward(
     causal, scale, flash = settings
     if flash:
         out, sums = kept
-        grads: tuple[Tensor, Tensor, Tensor] = _FLASH_BACKWARD(
+        grads: tuple[Tensor, Tensor, Tensor] = flash_backward(
             grad, query, key, value, out, sums, 0.0, causal,
             attn_mask=_additive(mask, query), scale=scale,
         )  # fmt: skip

@@ -134,7 +134,7 @@ def _serve_slice(request: Request, held: Weights) -> Reply:
     if request.kind is Kind.F:
         result, behind = slice_forward(first, weights, request.activation, gated=request.gated)
     else:
-        result, behind, _ = slice_backward(
+        result, behind = slice_backward(
             first, inner, weights, request.activation, gated=request.gated
         )
     return Reply(tensors=(result,), behind=behind if request.keep else ())

@@ -53,8 +53,8 @@ def slice_forward(
 
 def slice_backward(
     grad: Tensor, inner: Sequence[Tensor], weights: Weights, activation: int, *, gated: bool
-) -> tuple[Tensor, tuple[Tensor, ...], Tensor]:
-    """The columns' part of the gradient of x, the gradients of their inner activations, and hidden.
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """The columns' part of the gradient of x, and the gradients of their inner activations.
 
     Args:
         grad: of the output, (..., D).
@@ -64,10 +64,9 @@ def slice_backward(
         gated: whether there is a gate.
     """
     grad_hidden = _times(grad, weights[1 + gated])
-    grads, hidden = inner_gradients(inner, grad_hidden, activation)
+    grads = inner_gradients(inner, grad_hidden, activation)
     parts = [_times(each, weight) for each, weight in zip(grads, weights[: 1 + gated], strict=True)]
-    # As autograd sums them: the gradient through the up matrix comes first.
-    return parts[1] + parts[0] if gated else parts[0], grads, hidden
+    return parts[0] + parts[1] if gated else parts[0], grads
 
 
 def slice_weight_gradients(

@@ -1,0 +1,383 @@
+"""`MigratableMLP`: an MLP of which slices of the hidden dimension can move."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from conductor.errors import CannotMoveError
+from conductor.migration.modules import torch_shim
+from conductor.migration.modules.activation import ACTIVATIONS, hidden_of
+from conductor.migration.modules.lending import Done, Lending, Part
+from conductor.migration.modules.request import Piece, Request
+from conductor.migration.modules.slices import (
+    Weights,
+    columns_of,
+    flat,
+    inner_of,
+    slice_backward,
+    slice_forward,
+    slice_weight_gradients,
+)
+from conductor.problem.kind import Kind
+
+
+class Queue(Protocol):
+    """Where weight gradients wait for W: the `WeightQueue` of `conductor.runtime.deferred`."""
+
+    def add(self, pending: Any) -> None:
+        """Queues something with `held` and `gradients`, as `SliceGradients` has them."""
+
+
+class MigratableMLP(nn.Module):
+    """`down(activation(up(x)))`, or `down(activation(gate(x)) * up(x))`.
+
+    The modules given are used as they are, their parameters shared. While a helper is set their own
+    forward does not run, so hooks on them do not either.
+
+    Args:
+        up: (D) to (U).
+        down: (U) to (D).
+        gate: (D) to (U), or None.
+        activation: one of `ACTIVATIONS`.
+        name: for messages.
+
+    Raises:
+        CannotMoveError: shapes, types or the activation do not fit.
+    """
+
+    piece = Piece.SLICE
+
+    def __init__(
+        self,
+        up: nn.Linear,
+        down: nn.Linear,
+        gate: nn.Linear | None = None,
+        *,
+        activation: str = "silu",
+        name: str = "mlp",
+    ) -> None:
+        super().__init__()
+        self.up, self.down, self.gate, self.name = up, down, gate, name
+        self.lending: Lending | None = None
+        self.block = -1
+        self.units = down.in_features
+        self.queue: Queue | None = None
+        if activation not in ACTIVATIONS:
+            raise CannotMoveError(f"{name!r} has {activation!r}, not {', '.join(ACTIVATIONS)}")
+        self.activation = ACTIVATIONS.index(activation)
+        firsts = self.firsts
+        shape = (down.out_features, down.in_features)
+        if any((first.in_features, first.out_features) != shape for first in firsts):
+            raise CannotMoveError(f"{name!r} does not lead from a width back to the same width")
+        if len({first.bias is None for first in firsts}) > 1:
+            raise CannotMoveError(f"{name!r} has a bias in one of gate and up, not in both")
+
+    @property
+    def firsts(self) -> tuple[nn.Linear, ...]:
+        """The matrices from D to U: gate before up."""
+        return (self.up,) if self.gate is None else (self.gate, self.up)
+
+    @property
+    def gated(self) -> bool:
+        """Whether there is a gate."""
+        return self.gate is not None
+
+    @property
+    def parameters_in_order(self) -> Weights:
+        """As `slices` orders them, without the bias of `down`."""
+        firsts = self.firsts
+        biases = (first.bias for first in firsts if first.bias is not None)
+        return (*(first.weight for first in firsts), self.down.weight, *biases)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Shape (..., D), in and out."""
+        if self.lending is None or self.lending.helper is None:
+            inner = [first(x) for first in self.firsts]
+            output: Tensor = self.down(hidden_of(inner, self.activation))
+            return output
+        device = x.device.type
+        if torch.is_autocast_enabled(device):
+            x = x.to(torch.get_autocast_dtype(device))
+        parameters = self.parameters_in_order
+        keeps = torch.is_grad_enabled() and (
+            x.requires_grad or any(p.requires_grad for p in parameters)
+        )
+        apply: Callable[..., Tensor] = _MLP.apply
+        return apply(x, self, keeps, self.down.bias, *parameters)
+
+    def defer_to(self, queue: Queue) -> None:
+        """Puts off weight gradients to W from now on."""
+        self.queue = queue
+
+    def slice_weights(self, part: Part) -> Weights:
+        """Copies of the part's weights, for a lender's `SliceStore`."""
+        parameters = [parameter.detach() for parameter in self.parameters_in_order]
+        views = columns_of(parameters, _columns(part), gated=self.gated)
+        return tuple(view.clone(memory_format=torch.contiguous_format) for view in views)
+
+    def add_gradients(self, part: Part, gradients: Sequence[Tensor]) -> None:
+        """Adds gradients of a part's weights to those of the parameters."""
+        parameters = self.parameters_in_order
+        for parameter in parameters:
+            if parameter.grad is None and parameter.requires_grad:
+                parameter.grad = torch.zeros_like(parameter)
+        # Where a parameter is frozen, its gradient goes nowhere.
+        sums = [p.detach() if p.grad is None else p.grad for p in parameters]
+        views = columns_of(sums, _columns(part), gated=self.gated)
+        for parameter, view, gradient in zip(parameters, views, gradients, strict=True):
+            if parameter.requires_grad:
+                view += gradient.to(view.dtype)
+
+    def weights(self, dtype: torch.dtype) -> Weights:
+        """All columns' weights, without a graph."""
+        return tuple(parameter.detach().to(dtype) for parameter in self.parameters_in_order)
+
+    def inner(self, x: Tensor, columns: slice) -> tuple[Tensor, ...]:
+        """Inner activations of some columns."""
+        own = columns_of(self.weights(x.dtype), columns, gated=self.gated)
+        return inner_of(x, own, gated=self.gated)
+
+    def ask(
+        self, part: Part, serial: int, kind: Kind, tensors: Sequence[Tensor], keep: bool
+    ) -> Request:
+        """A request to the part's lender."""
+        lending = self.lending
+        assert lending is not None
+        return Request(
+            serial=serial, piece=Piece.SLICE, kind=kind, stage=lending.stage, block=self.block,
+            microbatch=lending.microbatch, lender=part.lender, first=part.first, stop=part.stop,
+            tensors=tuple(tensor.detach().contiguous() for tensor in tensors), keep=keep,
+            activation=self.activation, gated=self.gated, version=lending.version,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Columns:
+    """Tensors (..., U) of which some columns may be missing: at a lender, or lost.
+
+    Attributes:
+        tensors: one, or two with a gate.
+        here: bool, shape (U,), on the CPU: the columns that are there.
+        owed: pieces whose columns a lender sends behind its result.
+    """
+
+    tensors: tuple[Tensor, ...]
+    here: Tensor
+    owed: list[Done]
+
+    @classmethod
+    def of(cls, done: Sequence[Done], like: Tensor, count: int) -> Columns:
+        """What the pieces of a block bring besides their first tensor.
+
+        Args:
+            done: by `Lending.split`.
+            like: has the tokens, dtype and device.
+            count: of tensors.
+        """
+        units = done[-1].part.stop
+        owed = [piece for piece in done if len(piece.tensors) == 1]
+        here = torch.ones(units, dtype=torch.bool)
+        if len(done) == 1 and not owed:
+            return cls(tensors=done[0].tensors[1:], here=here, owed=owed)
+        tensors = tuple(like.new_empty(*like.shape[:-1], units) for _ in range(count))
+        for piece in done:
+            for whole, some in zip(tensors, piece.tensors[1:], strict=False):
+                whole[..., _columns(piece.part)] = some
+        for piece in owed:
+            here[_columns(piece.part)] = False
+        return cls(tensors=tensors, here=here, owed=owed)
+
+    def complete(
+        self, lending: Lending, compute: Callable[[slice], Sequence[Tensor]]
+    ) -> tuple[Tensor, ...]:
+        """Takes what is owed, computes what is lost; all columns are there afterwards."""
+        # Saved tensors may not change under autograd's eyes; `data` is out of its sight.
+        here = self.here.data
+        for piece in self.owed:
+            assert piece.serial is not None
+            behind = lending.take_behind(piece.serial)
+            if behind is not None:
+                self._put(_columns(piece.part), behind)
+        self.owed.clear()
+        if not here.all():
+            missing = (~here).nonzero()
+            columns = slice(int(missing[0]), int(missing[-1]) + 1)
+            self._put(columns, compute(columns))
+        return self.tensors
+
+    def _put(self, columns: slice, tensors: Sequence[Tensor]) -> None:
+        for whole, some in zip(self.tensors, tensors, strict=True):
+            whole.data[..., columns] = some
+        self.here.data[columns] = True
+
+
+class _MLP(torch.autograd.Function):
+    """An MLP in pieces. Shapes of what it saves do not depend on what moves, so checkpointing may
+    recompute it under another decision.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, module: MigratableMLP, keeps: bool, bias: Tensor | None, *_: Tensor
+    ) -> Tensor:
+        gated, lending, weights = module.gated, module.lending, module.weights(x.dtype)
+        assert lending is not None
+        moves = len(lending.parts(module.block, Kind.F)) > 0
+        fused = None if moves or bias is None else bias.to(x.dtype)
+        # Of a checkpointed forward nothing is kept; when it runs again, its backward is next.
+        again = torch_shim.in_backward()
+        keeps = keeps and (again or not torch_shim.saving_is_hooked())
+
+        def compute(part: Part) -> tuple[Tensor, ...]:
+            own = columns_of(weights, _columns(part), gated=gated)
+            result, inner = slice_forward(x, own, module.activation, gated=gated, bias=fused)
+            return result, *inner
+
+        def ask(part: Part, serial: int) -> Request:
+            return module.ask(part, serial, Kind.F, (x,), keeps)
+
+        done = lending.split(module.block, Kind.F, ask, compute)
+        output = _sum(done)
+        if moves and bias is not None:
+            output = output + bias.to(x.dtype)
+        inner = Columns.of(done, x, 1 + gated)
+        if not keeps:
+            inner.owed.clear()
+        if again:
+            inner.complete(lending, lambda columns: module.inner(x, columns))
+        ctx.save_for_backward(x, inner.here, *inner.tensors)
+        ctx.module, ctx.owed = module, inner.owed
+        return output
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        module: MigratableMLP = ctx.module
+        gated, lending = module.gated, module.lending
+        assert lending is not None
+        x, here, *tensors = ctx.saved_tensors
+        weights = module.weights(x.dtype)
+        inner = Columns(tensors=tuple(tensors), here=here, owed=ctx.owed).complete(
+            lending, lambda columns: module.inner(x, columns)
+        )
+
+        def compute(part: Part) -> tuple[Tensor, ...]:
+            columns = _columns(part)
+            own = columns_of(weights, columns, gated=gated)
+            some = [tensor[..., columns] for tensor in inner]
+            result, grads = slice_backward(grad, some, own, module.activation, gated=gated)
+            return result, *grads
+
+        def ask(part: Part, serial: int) -> Request:
+            some = (tensor[..., _columns(part)] for tensor in inner)
+            return module.ask(part, serial, Kind.I, (grad, *some), keep=True)
+
+        done = lending.split(module.block, Kind.I, ask, compute)
+        pending = SliceGradients(
+            module=module, x=x.detach(), grad=grad, inner=inner,
+            inner_grads=Columns.of(done, x, 1 + gated),
+        )  # fmt: skip
+        order = [module.down.bias, *module.parameters_in_order]
+        if module.queue is not None:
+            module.queue.add(pending)
+            return _sum(done), None, None, *[None] * len(order)
+        found = dict(pending.gradients())
+        return (
+            _sum(done),
+            None,
+            None,
+            *(None if p is None or p not in found else found[p].to(p.dtype) for p in order),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SliceGradients:
+    """The weight gradients of an MLP for one micro-batch, which W computes, or asks lenders for.
+
+    Attributes:
+        module: the MLP.
+        x: its input.
+        grad: of its output.
+        inner: inner activations.
+        inner_grads: their gradients.
+    """
+
+    module: MigratableMLP
+    x: Tensor
+    grad: Tensor
+    inner: tuple[Tensor, ...]
+    inner_grads: Columns
+
+    def held(self) -> list[Tensor]:
+        """The tensors that wait for W."""
+        return [self.x, self.grad, *self.inner, *self.inner_grads.tensors]
+
+    def gradients(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Each parameter's gradient; zeros in columns whose lender returns them later."""
+        module = self.module
+        lending, gated, bias = module.lending, module.gated, module.down.bias
+        assert lending is not None
+        grads = self.inner_grads.complete(lending, self._inner_grads)
+        x, grad = flat(self.x), flat(self.grad)
+        wide = [flat(hidden_of(self.inner, module.activation)), *map(flat, grads)]
+        parameters = module.parameters_in_order
+
+        def cut(part: Part) -> tuple[Tensor, ...]:
+            hidden, *some = (tensor[:, _columns(part)] for tensor in wide)
+            return x, grad, hidden, *some
+
+        def compute(part: Part) -> tuple[Tensor, ...]:
+            x, grad, hidden, *some = cut(part)
+            biased = len(parameters) > 2 + gated
+            return slice_weight_gradients(x, grad, hidden, some, biased=biased)
+
+        def ask(part: Part, serial: int) -> Request:
+            return module.ask(part, serial, Kind.W, cut(part), keep=False)
+
+        done = lending.split(module.block, Kind.W, ask, compute)
+        totals = _whole(done, parameters, gated=gated, like=x)
+        for parameter, total in zip(parameters, totals, strict=True):
+            if parameter.requires_grad:
+                yield parameter, total
+        if bias is not None and bias.requires_grad:
+            yield bias, grad.sum(0)
+
+    def _inner_grads(self, columns: slice) -> tuple[Tensor, ...]:
+        """Lost ones again."""
+        module = self.module
+        own = columns_of(module.weights(self.x.dtype), columns, gated=module.gated)
+        some = [tensor[..., columns] for tensor in self.inner]
+        return slice_backward(self.grad, some, own, module.activation, gated=module.gated)[1]
+
+
+def _whole(
+    done: Sequence[Done], parameters: Sequence[Tensor], *, gated: bool, like: Tensor
+) -> Weights:
+    """All columns' gradients; zeros where a lender has them."""
+    if len(done) == 1 and done[0].tensors and done[0].part.stop == parameters[0].shape[0]:
+        return done[0].tensors
+    totals = tuple(torch.zeros_like(p, dtype=like.dtype) for p in parameters)
+    for piece in done:
+        if piece.tensors:
+            views = columns_of(totals, _columns(piece.part), gated=gated)
+            for view, tensor in zip(views, piece.tensors, strict=True):
+                view.copy_(tensor)
+    return totals
+
+
+def _sum(done: Sequence[Done]) -> Tensor:
+    """The pieces' parts of the output, in their order."""
+    total = done[0].tensors[0]
+    for piece in done[1:]:
+        total = total + piece.tensors[0]
+    return total
+
+
+def _columns(part: Part) -> slice:
+    return slice(part.first, part.stop)

@@ -346,7 +346,9 @@ def _finish(
     if json:
         console.print_json(
             {
-                "steps": [asdict(record) for record in records],
+                "steps": [
+                    {k: v for k, v in asdict(record).items() if v is not None} for record in records
+                ],
                 "median_ms": median,
                 "simulated_ms": simulated,
                 **({} if moved is None else {"migration": moved}),

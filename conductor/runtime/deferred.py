@@ -7,30 +7,38 @@ gives the gradient of its input and queues the gradients of its weight and bias;
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 
+class Pending(Protocol):
+    """Weight gradients that are not computed yet."""
+
+    def held(self) -> Sequence[Tensor]:
+        """The tensors that they need."""
+
+    def gradients(self) -> Iterable[tuple[Tensor, Tensor]]:
+        """Each parameter with its gradient."""
+
+
 class WeightQueue:
     """Weight gradients that a stage's backward has put off, between one I and its W."""
 
     def __init__(self) -> None:
-        self._pending: list[tuple[nn.Parameter, nn.Parameter | None, Tensor, Tensor]] = []
+        self._pending: list[Pending] = []
 
-    def put(
-        self, weight: nn.Parameter, bias: nn.Parameter | None, inputs: Tensor, grad: Tensor
-    ) -> None:
-        """Queues one layer: `inputs` of shape (..., in), `grad` of its output, (..., out)."""
-        self._pending.append((weight, bias, inputs, grad))
+    def add(self, pending: Pending) -> None:
+        """Queues the gradients of a layer, or of several."""
+        self._pending.append(pending)
 
     def held(self) -> list[Tensor]:
         """The tensors that wait for W."""
-        return [tensor for _, _, inputs, grad in self._pending for tensor in (inputs, grad)]
+        return [tensor for pending in self._pending for tensor in pending.held()]
 
     def take(self) -> Callable[[], None]:
         """What W has to run for everything queued so far (the `dw_builder` of a `PipelineStage`)."""
@@ -51,6 +59,7 @@ def defer_weight_gradients(module: nn.Module, queue: WeightQueue) -> int:
     for layer in module.modules():
         if isinstance(layer, nn.Linear) and type(layer).forward is nn.Linear.forward:
             layer.forward = partial(_forward, layer, queue)  # type: ignore[method-assign]  # on purpose
+            layer.weight_queue = queue  # type: ignore[assignment]  # a `MigratableMLP` looks for it
             count += 1
     return count
 
@@ -87,29 +96,39 @@ class _DeferredLinear(torch.autograd.Function):
         (inputs,) = ctx.saved_tensors
         weight, bias = ctx.parameters
         # Under no_grad, W would not grow a graph; detached, I frees the layers before this one.
-        ctx.queue.put(weight, bias, inputs.detach(), grad.detach())
+        ctx.queue.add(_Linear(weight, bias, inputs.detach(), grad.detach()))
         if not ctx.needs_input_grad[0]:
             return None, None, None, None
         flat = grad.reshape(-1, grad.shape[-1]).mm(weight.detach().to(grad.dtype))
         return flat.reshape(inputs.shape), None, None, None
 
 
+class _Linear(NamedTuple):
+    """The gradients of a linear layer: `inputs` of shape (..., in), `grad` of its output, (..., out)."""
+
+    weight: nn.Parameter
+    bias: nn.Parameter | None
+    inputs: Tensor
+    grad: Tensor
+
+    def held(self) -> tuple[Tensor, Tensor]:
+        return self.inputs, self.grad
+
+    def gradients(self) -> Iterator[tuple[Tensor, Tensor]]:
+        flat = self.grad.reshape(-1, self.grad.shape[-1])
+        yield self.weight, flat.t().mm(self.inputs.reshape(-1, self.inputs.shape[-1]))
+        if self.bias is not None and self.bias.requires_grad:
+            yield self.bias, flat.sum(0)
+
+
 @torch.no_grad()
-def _accumulate(
-    pending: list[tuple[nn.Parameter, nn.Parameter | None, Tensor, Tensor]],
-) -> None:
+def _accumulate(pending: list[Pending]) -> None:
     """Adds the gradients of one micro-batch, those of a parameter used twice summed first."""
-    sums: dict[nn.Parameter, Tensor] = {}
-
-    def add(parameter: nn.Parameter, grad: Tensor) -> None:
-        grad = grad.to(parameter.dtype)
-        sums[parameter] = sums[parameter] + grad if parameter in sums else grad
-
-    for weight, bias, inputs, grad in pending:
-        flat = grad.reshape(-1, grad.shape[-1])
-        add(weight, flat.t().mm(inputs.reshape(-1, inputs.shape[-1])))
-        if bias is not None and bias.requires_grad:
-            add(bias, flat.sum(0))
+    sums: dict[Tensor, Tensor] = {}
+    for layers in pending:
+        for parameter, grad in layers.gradients():
+            grad = grad.to(parameter.dtype)
+            sums[parameter] = sums[parameter] + grad if parameter in sums else grad
     pending.clear()
     for parameter, total in sums.items():
         if parameter.grad is None:

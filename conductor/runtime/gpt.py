@@ -71,14 +71,23 @@ class GPTBlock(nn.Module):
         return self._block(x)
 
     def _block(self, x: Tensor) -> Tensor:
+        x = x + self.attend(self.attention_norm(x))
+        return x + self.feed_forward(self.mlp_norm(x))
+
+    def attend(self, x: Tensor) -> Tensor:
+        """Causal self-attention."""
         batch, length, width = x.shape
-        parts = self.query_key_value(self.attention_norm(x))
+        parts = self.query_key_value(x)
         heads = parts.view(batch, length, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)
         query, key, value = heads.unbind(0)
         attended = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
-        x = x + self.projection(attended.transpose(1, 2).reshape(batch, length, width))
-        mlp: Tensor = self.down(functional.gelu(self.up(self.mlp_norm(x))))
-        return x + mlp
+        projected: Tensor = self.projection(attended.transpose(1, 2).reshape(batch, length, width))
+        return projected
+
+    def feed_forward(self, x: Tensor) -> Tensor:
+        """The MLP."""
+        output: Tensor = self.down(functional.gelu(self.up(x)))
+        return output
 
 
 class GPTStage(nn.Module):

@@ -215,6 +215,10 @@ class Lending:
         """What a lender sends behind its result."""
         return None if self.helper is None else self.helper.take_behind(serial)
 
+    def slice_weights(self, block: int, first: int, stop: int) -> tuple[Tensor, ...]:
+        """Copies of the weights of some columns of a block, for a lender's `SliceStore`."""
+        return self.blocks[block].slice_weights(Part(lender=HOME, first=first, stop=stop))
+
     def settle(self, returned: Iterable[Returned]) -> None:
         """Adds what the lenders have summed up to the gradients, and computes what they have not done.
 

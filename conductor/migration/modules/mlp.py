@@ -67,7 +67,6 @@ class MigratableMLP(nn.Module):
         self.lending: Lending | None = None
         self.block = -1
         self.units = down.in_features
-        self.queue: Queue | None = None
         if activation not in ACTIVATIONS:
             raise CannotMoveError(f"{name!r} has {activation!r}, not {', '.join(ACTIVATIONS)}")
         self.activation = ACTIVATIONS.index(activation)
@@ -111,9 +110,11 @@ class MigratableMLP(nn.Module):
         apply: Callable[..., Tensor] = _MLP.apply
         return apply(x, self, keeps, self.down.bias, *parameters)
 
-    def defer_to(self, queue: Queue) -> None:
-        """Puts off weight gradients to W from now on."""
-        self.queue = queue
+    @property
+    def queue(self) -> Queue | None:
+        """Where weight gradients wait for W; None computes them in the backward."""
+        queue: Queue | None = getattr(self.up, "weight_queue", None)
+        return queue
 
     def slice_weights(self, part: Part) -> Weights:
         """Copies of the part's weights, for a lender's `SliceStore`."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from conductor.cli import completion
-from conductor.cli.options import JsonOption, SeedOption
+from conductor.cli.options import JsonOption, PolicyOption, SeedOption
 
 if TYPE_CHECKING:
     from conductor.evaluation.clairvoyance import Clairvoyant
@@ -35,11 +35,13 @@ def evaluate(
         list[str] | None,
         typer.Option(
             metavar="NAMES",
-            help="Schedulers, separated by commas: SCHEDULE[+ready-first][+migration], where SCHEDULE is"
-            " one of `conductor schedules`, best or searched; joint+migration. Default: all.",
+            help="Schedulers, separated by commas: SCHEDULE[+ready-first|+policy][+migration], where SCHEDULE"
+            " is one of `conductor schedules`, best or searched; joint+migration. rl alone is the learned"
+            " scheduler as a whole. Default: all.",
         ),
     ] = None,
     draws: Annotated[int, typer.Option(metavar="N", min=2, help="Fresh paired draws.")] = 1000,
+    policy: PolicyOption = None,
     seed: SeedOption = 0,
     search_ms: Annotated[
         float, typer.Option(metavar="MS", min=1.0, help="Budget of `searched` in each scenario.")
@@ -101,6 +103,7 @@ def evaluate(
             joint_steps=joint_steps,
             clairvoyant=clairvoyant,
             model=model,
+            policy=policy,
             on_progress=lambda where, what: bar.update(
                 task, advance=1, description=f"{where}: {what}"
             ),

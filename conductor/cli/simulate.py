@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from conductor.cli.options import (
-    ExecutionOption,
     JsonOption,
     NoiseOption,
+    PolicyOption,
     PresetOption,
     SeedOption,
     SpecOption,
+    UsageError,
     VariationOption,
     chosen_spec,
     chosen_variation,
@@ -23,14 +24,18 @@ from conductor.cli.options import (
 if TYPE_CHECKING:
     from conductor.ir.schedule import Schedule
     from conductor.problem.spec import PipelineSpec
-    from conductor.simulator.simulate import Simulation
+    from conductor.rl.execution import PolicyExecution
+    from conductor.simulator.simulate import Execution, Simulation
+    from conductor.variation.variation import Variation
 
 DEFAULT_DRAWS = 1000
+TRIED_DRAWS = 64
 
 EXAMPLES = (
     "conductor plan --preset gpt-like --out best.csv",
     "conductor simulate best.csv --preset gpt-like --draw",
     "conductor simulate best.csv --preset gpt-like --noise 0.1 --execution ready-first --json",
+    "conductor simulate best.csv --preset gpt-like --noise 0.3 --execution policy",
 )
 
 
@@ -47,7 +52,14 @@ def simulate(
         typer.Option(metavar="N", min=1, help=f"Draws of the times (default {DEFAULT_DRAWS})."),
     ] = None,
     seed: SeedOption = 0,
-    execution: ExecutionOption = "static",
+    execution: Annotated[
+        Literal["static", "ready-first", "policy"],
+        typer.Option(
+            help="Strictly in order, or the first action in order that is ready, or as a learned policy"
+            " decides, held to the order as far as that pays on other draws."
+        ),
+    ] = "static",
+    policy: PolicyOption = None,
     draw: Annotated[
         bool, typer.Option("--draw", help="Draw the timeline with the expected times.")
     ] = False,
@@ -77,14 +89,23 @@ def simulate(
     from conductor.simulator.simulate import simulate as run
     from conductor.variation.links import split_links
 
+    if policy is not None and execution != "policy":
+        raise UsageError("--policy goes with --execution policy")
     model = chosen_variation(noise, variation, links=True)
     profile = chosen_spec(preset, spec)
     order = read_torch_csv(schedule)
     validate(order, profile)
     durations, actual = None, profile
     if model is not None:
-        draws = draws or DEFAULT_DRAWS
         model, actual = split_links(model, profile)
+    executor: Execution | PolicyExecution
+    if execution == "policy":
+        executor = _decided(profile, order, policy, model, seed)
+        order = executor.plan
+    else:
+        executor = execution
+    if model is not None:
+        draws = draws or DEFAULT_DRAWS
         durations = model.sample(encode(profile, order), draws, np.random.default_rng(seed))
     else:
         if draws not in (None, 1):
@@ -92,19 +113,36 @@ def simulate(
                 "without --noise or --variation all draws are alike: --draws has no effect"
             )
         draws = 1
-    result = run(actual, order, durations, execution=execution)
+    result = run(actual, order, durations, execution=executor)
     if trace is not None:
         from conductor.interop.chrome_trace import write_chrome_trace
         from conductor.simulator.simulate import timeline
 
-        write_chrome_trace(timeline(profile, order, execution=execution), trace)
+        write_chrome_trace(timeline(profile, order, execution=executor), trace)
         console.note(f"wrote the timeline to {trace}")
     if draw or critical_path:
-        _draw(profile, order, execution, critical_path=critical_path, stderr=json)
+        _draw(profile, order, executor, critical_path=critical_path, stderr=json)
     if json:
         console.print_json(_as_json(result, draws, seed))
     else:
         _print(result, draws, f"{order.name} on {profile.name}, {execution} execution")
+
+
+def _decided(
+    spec: PipelineSpec, plan: Schedule, policy: Path | None, model: Variation | None, seed: int
+) -> PolicyExecution:
+    """The policy, held to the plan as far as that pays on other draws."""
+    import numpy as np
+
+    from conductor.rl.execution import loosest
+    from conductor.rl.instance import Instance
+    from conductor.rl.shipped import policy_weights
+    from conductor.variation import NoVariation
+
+    instance = Instance.of(spec, plan)
+    rng = np.random.default_rng((seed, 1))
+    draws = (model or NoVariation()).sample(instance.program, TRIED_DRAWS, rng)
+    return loosest(instance, policy_weights(policy), draws)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,7 +214,7 @@ def _print(result: Simulation, draws: int, title: str) -> None:
 def _draw(
     spec: PipelineSpec,
     schedule: Schedule,
-    execution: Literal["static", "ready-first"],
+    execution: Execution | PolicyExecution,
     *,
     critical_path: bool,
     stderr: bool,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from time import process_time
 
 import numpy as np
@@ -22,6 +23,8 @@ from conductor.evaluation.scheduler import (
 )
 from conductor.ir.schedule import FloatArray
 from conductor.migration.model import SimpleModel
+from conductor.rl.play import Weights
+from conductor.rl.shipped import has_shipped_policy
 from conductor.schedules.registry import POOL
 from conductor.simulator.bounds import Bounds, lower_bounds, realised_bound
 from conductor.simulator.program import encode
@@ -88,8 +91,9 @@ class ScenarioResult:
 
 
 def default_schedulers() -> tuple[str, ...]:
-    """Every schedule, the best and the searched one, alone and with what can be added."""
-    names = (*POOL, "searched")
+    """Every schedule, the best and the searched one, alone and with what can be added; the learned one where
+    the package has a policy."""
+    names = (*POOL, "searched", *(["rl"] if has_shipped_policy() else []))
     return (
         *names,
         "best+ready-first",
@@ -109,6 +113,7 @@ def evaluate(
     joint_steps: int = 2000,
     clairvoyant: int = 0,
     model: SimpleModel | None = None,
+    policy: str | Path | Weights | None = None,
     on_progress: Callable[[str, str], None] | None = None,
 ) -> tuple[ScenarioResult, ...]:
     """Runs every scheduler in every scenario.
@@ -126,6 +131,7 @@ def evaluate(
         joint_steps: of the search of `joint`.
         clairvoyant: so many of the draws are solved to optimality, knowing their durations.
         model: what migration moves and what it costs.
+        policy: of the learned scheduler, see `conductor.planning.plan.plan`.
         on_progress: called with the names of scenario and scheduler before each run.
 
     Raises:
@@ -137,7 +143,7 @@ def evaluate(
             names, draws, clairvoyant, on_progress,
             Planner(
                 scenario=scenario, seed=seed, search_ms=search_ms, joint_steps=joint_steps,
-                model=model or SimpleModel(),
+                model=model or SimpleModel(), policy=policy,
             ),
         )
         for scenario in scenarios
@@ -160,7 +166,8 @@ class _Run:
 
     @property
     def is_static(self) -> bool:
-        return self.scheduler.execution == "static" and not self.scheduler.migrates
+        name = self.scheduler
+        return name.execution == "static" and not (name.migrates or name.decides)
 
 
 def _evaluate(
@@ -212,6 +219,10 @@ def _run(text: str, name: SchedulerName, draws: int, planner: Planner) -> _Run:
         plan = planner.migration(name)
         schedule = plan.schedule
         run = partial(execute_migrating, spec, plan, planner.model)
+    elif name.decides:
+        execution = planner.policy_execution(name.schedule)
+        schedule = execution.plan
+        run = partial(execute, spec, schedule, execution)
     else:
         schedule = planner.schedule(name.schedule)
         run = partial(execute, spec, schedule, name.execution)

@@ -1,14 +1,16 @@
 """Schedulers by name: a schedule and how it is executed.
 
-A name is a schedule with what is added to it, joined by `+`: `zb-1p`, `best+ready-first`,
+A name is a schedule with what is added to it, joined by `+`: `zb-1p`, `best+ready-first`, `zb-1p+policy`,
 `searched+migration`. The schedule is one of `conductor schedules`, `best` (the best of them on planning
-draws), `searched` (local search from all of them on planning draws) or, with migration, `joint` (order and
-migration searched together, likewise).
+draws), `searched` (local search from all of them on planning draws), `rl` (what the learned planner makes of
+all these, likewise) or, with migration, `joint` (order and migration searched together, likewise). `rl` alone
+is the learned scheduler as a whole: its plan, and the policy deciding during the step.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -20,14 +22,22 @@ from conductor.migration.execution import prepare, run_draws
 from conductor.migration.model import SimpleModel
 from conductor.migration.plan import MigrationPlan, plan_migration
 from conductor.problem.spec import PipelineSpec
+from conductor.rl.execution import PolicyExecution, loosest
+from conductor.rl.instance import Instance
+from conductor.rl.planner import plan_learned
+from conductor.rl.play import Weights
+from conductor.rl.shipped import policy_weights
 from conductor.schedules.registry import POOL, SCHEDULES, build
 from conductor.search.improve import improve
 from conductor.simulator.program import Program, encode
-from conductor.simulator.simulate import Execution, simulate
+from conductor.simulator.simulate import Execution, Executor, simulate
 
-MODIFIERS = ("ready-first", "migration")
+MODIFIERS = ("ready-first", "policy", "migration")
 PLANNING_DRAWS = 64
-"""Draws that `best` and `searched` are chosen on; never those that schedulers are evaluated on."""
+"""Draws that `best`, `searched` and `rl` are chosen on; never those that schedulers are evaluated on."""
+
+CHOICES = ("best", "searched", "rl", "joint")
+"""Schedules that are chosen or searched, not one of `conductor schedules`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,27 +45,29 @@ class SchedulerName:
     """A parsed name.
 
     Attributes:
-        schedule: name of a schedule, `best`, `searched` or `joint`.
+        schedule: name of a schedule, or one of `CHOICES`.
         execution: `static` or `ready-first`.
+        decides: whether a policy decides instead, during the step.
         migrates: whether ranks lend each other compute.
     """
 
     schedule: str
     execution: Execution = "static"
+    decides: bool = False
     migrates: bool = False
 
     @classmethod
     def parse(cls, text: str) -> SchedulerName:
-        """Reads `SCHEDULE[+ready-first][+migration]`.
+        """Reads `SCHEDULE[+ready-first|+policy][+migration]`.
 
         Raises:
             InvalidSpecError: names what is unknown.
         """
         schedule, *modifiers = text.split("+")
-        if schedule not in SCHEDULES and schedule not in ("best", "searched", "joint"):
+        if schedule not in SCHEDULES and schedule not in CHOICES:
             raise InvalidSpecError(
                 f"no schedule is named {schedule!r} (in scheduler {text!r}); there are"
-                f" {', '.join(SCHEDULES)}, best, searched and joint"
+                f" {', '.join((*SCHEDULES, *CHOICES))}"
             )
         for modifier in modifiers:
             if modifier not in MODIFIERS:
@@ -66,9 +78,15 @@ class SchedulerName:
             raise InvalidSpecError(
                 f"joint is planned with migration only: joint+migration, not {text!r}"
             )
+        decides = "policy" in modifiers or (schedule == "rl" and not modifiers)
+        if decides and len(modifiers) > 1:
+            raise InvalidSpecError(
+                f"a policy decides alone: {text!r} adds {' and '.join(modifiers)}"
+            )
         return cls(
             schedule=schedule,
             execution="ready-first" if "ready-first" in modifiers else "static",
+            decides=decides,
             migrates="migration" in modifiers,
         )
 
@@ -100,6 +118,7 @@ class Planner:
         search_ms: budget of `searched`.
         joint_steps: of the search of `joint`.
         model: what migration moves and what it costs.
+        policy: of the learned scheduler, see `conductor.planning.plan.plan`.
     """
 
     scenario: Scenario
@@ -107,6 +126,7 @@ class Planner:
     search_ms: float
     joint_steps: int
     model: SimpleModel
+    policy: str | Path | Weights | None = None
     _made: dict[str, Schedule] = field(default_factory=dict)
 
     def fitting(self) -> tuple[str, ...]:
@@ -124,6 +144,8 @@ class Planner:
                 made = min(map(self.schedule, self.fitting()), key=self.planned_mean)
             elif name == "searched":
                 made = self._searched()
+            elif name == "rl":
+                made = self._learned()
             else:
                 made = build(name, self.scenario.spec)
             self._made[name] = made
@@ -147,6 +169,22 @@ class Planner:
             executions=(name.execution,), draws=PLANNING_DRAWS, seed=self.seed,
         )  # fmt: skip
 
+    def policy_execution(self, name: str) -> PolicyExecution:
+        """The policy on the schedule of a name, held to it as far as that pays on draws of its own.
+
+        Raises:
+            DoesNotFitError: the schedule cannot take the scenario's spec, or the policy not the schedule.
+        """
+        plan = self.schedule(name)
+        if plan.num_splits > 1 or plan.overlaps.any():
+            raise DoesNotFitError(
+                f"{plan.name} splits sequences or overlaps actions: no policy runs that"
+            )
+        instance = Instance.of(self.scenario.spec, plan)
+        return loosest(
+            instance, policy_weights(self.policy), self._planning_draws(instance.program, stream=3)
+        )
+
     def _fits(self, name: str) -> bool:
         try:
             self.schedule(name)
@@ -154,8 +192,8 @@ class Planner:
             return False
         return True
 
-    def _planning_draws(self, program: Program) -> FloatArray:
-        rng = np.random.default_rng((self.seed, 1))
+    def _planning_draws(self, program: Program, stream: int = 1) -> FloatArray:
+        rng = np.random.default_rng((self.seed, stream))
         return self.scenario.variation.sample(program, PLANNING_DRAWS, rng)
 
     def planned_mean(self, schedule: Schedule) -> float:
@@ -175,16 +213,30 @@ class Planner:
             seed=self.seed,
         ).schedule
 
+    def _learned(self) -> Schedule:
+        starts = [self.schedule(name) for name in ("searched", *self.fitting())]
+        return plan_learned(
+            self.scenario.spec,
+            policy_weights(self.policy),
+            starts,
+            objective="mean",
+            durations=self._planning_draws,
+            seed=self.seed,
+        ).schedule
+
 
 def execute(
-    spec: PipelineSpec, schedule: Schedule, execution: Execution, durations_ms: npt.ArrayLike
+    spec: PipelineSpec,
+    schedule: Schedule,
+    execution: Execution | Executor,
+    durations_ms: npt.ArrayLike,
 ) -> Outcome:
     """Runs a schedule over draws of durations.
 
     Args:
         spec: with the links as they are.
         schedule: from a `Planner`.
-        execution: static or ready-first.
+        execution: static, ready-first or a policy's.
         durations_ms: realised, shape (draws, n), program order.
     """
     return Outcome(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from conductor.errors import DoesNotFitError
-from conductor.ir.schedule import FloatArray, Schedule
+from conductor.ir.schedule import FloatArray, Int64Array, Schedule
 from conductor.problem.kind import Kind
 from conductor.problem.spec import PipelineSpec
 from conductor.rl.instance import Instance
@@ -49,10 +49,7 @@ def ordered(instance: Instance, end_ms: FloatArray) -> Schedule:
         instance: what was played.
         end_ms: shape (n,), program order.
     """
-    plan, arrays = instance.plan, instance.arrays
-    # Of actions that end together the one that comes first by dependencies is in front.
-    depth = np.argsort(arrays.order)
-    order = np.lexsort((depth, end_ms, arrays.ranks))
+    plan, order = instance.plan, sequence(instance, end_ms)
     return Schedule.from_arrays(
         name=plan.name,
         stage_ranks=plan.stage_ranks,
@@ -62,6 +59,15 @@ def ordered(instance: Instance, end_ms: FloatArray) -> Schedule:
         microbatches=plan.microbatches[order],
         rank_offsets=plan.rank_offsets,
     )
+
+
+def sequence(instance: Instance, end_ms: FloatArray) -> Int64Array:
+    """Actions of a played episode, rank after rank, in the order in which they ended, shape (n,).
+
+    Of actions that end together the one that comes first by dependencies is in front.
+    """
+    arrays = instance.arrays
+    return np.lexsort((np.argsort(arrays.order), end_ms, arrays.ranks))
 
 
 def _all_forwards_first(spec: PipelineSpec) -> Schedule:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -17,6 +18,8 @@ from conductor.simulator.timeline import Timeline
 from conductor.simulator.timeline.kernels import summarise_draws
 
 Execution = Literal["static", "ready-first"]
+Executor = Callable[[Program, FloatArray], tuple[FloatArray, Int32Array]]
+"""Another way to execute: what `execute` gives of a program and what keeps its ranks busy, shape (draws, n)."""
 
 _CHUNK = 1 << 22
 """Actions whose times are held at once, over all draws."""
@@ -50,7 +53,7 @@ def simulate(
     schedule: Schedule,
     durations_ms: npt.ArrayLike | None = None,
     *,
-    execution: Execution = "static",
+    execution: Execution | Executor = "static",
 ) -> Simulation:
     """Runs a schedule once for each draw of durations, in parallel.
 
@@ -59,7 +62,7 @@ def simulate(
         schedule: the order of each rank (static execution) or a hint of it (ready-first).
         durations_ms: realised durations in program order, shape (draws, n) or (n,); None is one draw of
             the expected ones. Blocking sends come on top.
-        execution: `static` or `ready-first`.
+        execution: `static`, `ready-first`, or any other way.
 
     Raises:
         InvalidSpecError: the spec gives other stages than the schedule has.
@@ -104,7 +107,7 @@ def timeline(
     schedule: Schedule,
     durations_ms: npt.ArrayLike | None = None,
     *,
-    execution: Execution = "static",
+    execution: Execution | Executor = "static",
 ) -> Timeline:
     """Runs a schedule once. Arguments and errors as in `simulate`, durations of shape (n,)."""
     program = encode(spec, schedule)
@@ -126,19 +129,21 @@ def timeline(
 
 
 def execute(
-    program: Program, busy_ms: FloatArray, execution: Execution
+    program: Program, busy_ms: FloatArray, execution: Execution | Executor
 ) -> tuple[FloatArray, Int32Array]:
     """Starts of every action, and the order in which each rank ran its actions.
 
     Args:
         program: from `encode`.
         busy_ms: shape (draws, n), from `Program.busy_ms`.
-        execution: `static` or `ready-first`.
+        execution: `static`, `ready-first`, or any other way.
 
     Returns:
         Starts, shape (draws, n), program order; sequences of program indices, rank after rank, shape
         (draws, n), or (1, n) where all draws have the same.
     """
+    if callable(execution):
+        return execution(program, busy_ms)
     # One draw is not worth waking threads for.
     one = len(busy_ms) == 1
     if execution == "static":

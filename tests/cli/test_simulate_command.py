@@ -11,7 +11,9 @@ from conductor.cli.app import main
 from conductor.cli.simulate import spread
 from conductor.interop.torch_csv import write_torch_csv
 from conductor.problem.presets import load_preset
+from conductor.rl.weights import StoredPolicy, save_weights
 from conductor.schedules.registry import build
+from tests.rl.test_kernels import random_weights
 
 GPT = ("--preset", "gpt-like")
 
@@ -203,3 +205,57 @@ def test_the_timeline_is_written_for_perfetto(capsys, csv, tmp_path):
     assert "wrote the timeline" in err
     events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
     assert sum(event["ph"] == "X" for event in events) == 96
+
+
+@pytest.fixture
+def policy(tmp_path):
+    """A policy of no sense."""
+    weights = random_weights(np.random.default_rng(3))
+    critic = (np.zeros((16, 1), np.float32), np.zeros((1, 1), np.float32))
+    save_weights(tmp_path / "policy.npz", StoredPolicy(weights=weights, critic=critic, meta={}))
+    return tmp_path / "policy.npz"
+
+
+def test_a_policy_decides_and_is_held_to_the_order_where_leaving_it_does_not_pay(
+    capsys, csv, policy
+):
+    arguments = (
+        csv,
+        *GPT,
+        "--execution",
+        "policy",
+        "--policy",
+        policy,
+        "--noise",
+        0.1,
+        "--draws",
+        50,
+    )
+    code, out, err = run(capsys, *arguments, "--json")
+    assert (code, err) == (0, "")
+    _, static, _ = run(capsys, csv, *GPT, "--noise", 0.1, "--draws", 50, "--json")
+    assert json.loads(out) == json.loads(static)
+    code, out, _ = run(capsys, *arguments, "--draw")
+    assert "policy execution" in out
+    assert "rank 3" in out
+
+
+def test_what_no_policy_can_run_is_said(capsys, tmp_path, csv, policy):
+    path = tmp_path / "dualpipe.csv"
+    spec = load_preset("gpt-like").with_(memory_limit=None)
+    write_torch_csv(build("dualpipe-v", spec), path)
+    (tmp_path / "spec.toml").write_text(
+        "num_ranks = 4\nnum_microbatches = 8\nplacement = 'v'\nstages_per_rank = 2\n"
+        "forward_ms = 5\nbackward_input_ms = 5\nbackward_weight_ms = 3.5\n"
+    )
+    arguments = (path, "--spec", tmp_path / "spec.toml", "--execution", "policy")
+    code, _, err = run(capsys, *arguments, "--policy", policy)
+    assert (code, err.count("\n")) == (2, 1)
+    assert "overlaps actions" in err
+    policy.write_text("nothing")
+    code, _, err = run(capsys, csv, *GPT, "--execution", "policy", "--policy", policy)
+    assert (code, err.count("\n")) == (2, 1)
+    assert "holds no policy" in err
+    code, _, err = run(capsys, csv, *GPT, "--policy", policy)
+    assert code == 2
+    assert "--execution policy" in err

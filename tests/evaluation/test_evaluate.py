@@ -14,6 +14,7 @@ from conductor.schedules.registry import build
 from conductor.simulator.program import encode
 from conductor.simulator.simulate import simulate
 from conductor.variation import UniformNoise
+from tests.rl.test_kernels import random_weights
 
 NOISY = Scenario(name="noisy", spec=load_preset("gpt-like"), variation=UniformNoise(level=0.2))
 
@@ -134,3 +135,41 @@ def test_without_variation_the_clairvoyant_optimum_is_the_proved_one():
     (result,) = evaluate([still], ["zb-1p"], draws=2, clairvoyant=1)
     assert result.clairvoyant is not None
     assert result.clairvoyant.optimum_ms == pytest.approx(259.8)
+
+
+WEIGHTS = random_weights(np.random.default_rng(3))
+
+
+def test_the_learned_scheduler_holds_a_policy_without_sense_to_the_searched_plan():
+    by_name, _ = rows(NOISY, "searched", "rl", search_ms=300.0, policy=WEIGHTS)
+    rl = by_name["rl"]
+    assert rl.mean_ms <= by_name["searched"].ci95_ms[1]
+    assert rl.moved_share == 0.0
+
+
+def test_a_policy_decides_on_any_schedule_and_migration_is_planned_on_the_learned_plan():
+    by_name, _ = rows(
+        NOISY, "zb-1p+policy", "zb-1p", "rl", "rl+migration", search_ms=100.0, policy=WEIGHTS
+    )
+    assert by_name["zb-1p+policy"].schedule == "zb-1p"
+    assert by_name["zb-1p+policy"].mean_ms <= by_name["zb-1p"].ci95_ms[1]
+    assert by_name["rl+migration"].mean_ms < by_name["rl"].mean_ms
+    assert by_name["rl+migration"].moved_share > 0.0
+
+
+def test_a_schedule_that_overlaps_is_left_out_for_a_policy():
+    scenario = Scenario(name="ample", spec=NOISY.spec.with_(memory_limit=None))
+    _, result = rows(scenario, "dualpipe-v+policy", policy=WEIGHTS)
+    assert "no policy runs that" in result.left_out["dualpipe-v+policy"]
+
+
+def test_a_policy_decides_alone():
+    with pytest.raises(InvalidSpecError, match="a policy decides alone"):
+        SchedulerName.parse("zb-1p+policy+migration")
+
+
+def test_without_a_policy_in_the_package_the_learned_scheduler_is_no_default(monkeypatch):
+    monkeypatch.setattr("conductor.evaluation.evaluate.has_shipped_policy", lambda: False)
+    assert "rl" not in default_schedulers()
+    monkeypatch.setattr("conductor.evaluation.evaluate.has_shipped_policy", lambda: True)
+    assert {"rl", "rl+migration"} <= set(default_schedulers())

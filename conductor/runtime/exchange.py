@@ -179,6 +179,7 @@ class Exchange:
             self._helps, self._promise, self._serving = {}, None, None
             self._posted, self._results = {}, {}
             self._mine: list[Help] = []
+            self._told: tuple[int, ...] = ()
             self._posted_bytes = 0
             self.report = StepHelps()
             for rank in self._gone | self._silent:
@@ -570,7 +571,8 @@ class Exchange:
         self._silent.discard(sender)
         if what is What.STATE:
             self._learn(sender, numbers)
-        elif what is What.REQUEST:
+            return
+        if what is What.REQUEST:
             self._verdict(sender, packet)
         elif what is What.FINISHED:
             self._finished.add(sender)
@@ -642,6 +644,9 @@ class Exchange:
             borrows = self._running is not None and any(h.outcome == "promised" for h in self._mine)
             running = board.is_running(self.rank)
             numbers = (state.action, int(running), free_ns, int(promise is not None), int(borrows))
+            if numbers == self._told:
+                return
+            self._told = numbers
             self._links.broadcast(Packet(what=What.STATE, step=self._step, numbers=numbers))
 
     def _on_broken(self, rank: int) -> None:

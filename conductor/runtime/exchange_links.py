@@ -31,8 +31,9 @@ _FOREVER = timedelta(days=365)
 _DTYPES = (
     torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int64, torch.uint8, torch.bool,
 )  # fmt: skip
-_BACKLOG = 64
-"""A link with so many messages under way has a receiver that no longer takes them."""
+_BATCH, _BACKLOG = 16, 128
+"""So many sends are looked after together; where so many are under way, the receiver takes no more."""
+_Sent = list[tuple[Any, Tensor]]
 
 
 class What(IntEnum):
@@ -93,7 +94,8 @@ class ExchangeLinks:
         self._on_packet, self._on_broken = on_packet, on_broken
         self._groups: dict[int, Any] = {}
         self._locks: dict[int, threading.Lock] = {}
-        self._going: dict[int, SimpleQueue[list[tuple[Any, Tensor]] | None]] = {}
+        self._going: dict[int, SimpleQueue[_Sent | None]] = {}
+        self._sent: dict[int, _Sent] = {}
         self._under_way: dict[int, int] = {}
         self._broken: set[int] = set()
         incoming = {}
@@ -109,6 +111,7 @@ class ExchangeLinks:
                 else:
                     self._groups[receiver], self._locks[receiver] = group, threading.Lock()
                     self._going[receiver], self._under_way[receiver] = SimpleQueue(), 0
+                    self._sent[receiver] = []
         for other, group in incoming.items():
             for target, arguments in ((self._receive, (other, group)), (self._reap, (other,))):
                 threading.Thread(
@@ -126,28 +129,27 @@ class ExchangeLinks:
 
     def send(self, receiver: int, packet: Packet) -> None:
         """Sends without waiting; to a rank that is gone, nothing."""
-        if not self.is_open(receiver):
-            return
-        numbers = [int(packet.what), packet.step, *packet.numbers]
-        numbers += [0] * (_NUMBERS - len(numbers)) + [len(packet.tensors)]
-        for tensor in packet.tensors:
-            numbers += [_DTYPES.index(tensor.dtype), tensor.dim(), *tensor.shape]
-        numbers += [0] * (_HEADER - len(numbers))
-        tensors = [torch.tensor(numbers), *(t.detach().contiguous() for t in packet.tensors)]
-        try:
-            with self._locks[receiver]:
-                group = self._groups[receiver]
-                works = [(group.send([t], 1, 0), t) for t in tensors if t.numel()]
-                self._under_way[receiver] += 1
-        except RuntimeError:
-            self._break(receiver)
-            return
-        self._going[receiver].put(works)
+        self._post(receiver, [_header(packet), *(t.detach().contiguous() for t in packet.tensors)])
 
     def broadcast(self, packet: Packet) -> None:
-        """Sends the same to all others."""
+        """Sends the same to all others, without tensors."""
+        header = _header(packet)
         for rank in self._groups:
-            self.send(rank, packet)
+            self._post(rank, [header])
+
+    def _post(self, receiver: int, tensors: Sequence[Tensor]) -> None:
+        if not self.is_open(receiver):
+            return
+        try:
+            with self._locks[receiver]:
+                group, sent = self._groups[receiver], self._sent[receiver]
+                sent += [(group.send([t], 1, 0), t) for t in tensors if t.numel()]
+                if len(sent) >= _BATCH:
+                    self._under_way[receiver] += len(sent)
+                    self._going[receiver].put(sent)
+                    self._sent[receiver] = []
+        except RuntimeError:
+            self._break(receiver)
 
     def close(self) -> None:
         """Ends the threads, here and where the others wait for this rank."""
@@ -167,7 +169,7 @@ class ExchangeLinks:
                 for work, _ in works:
                     work.wait(_FOREVER)
                 with self._locks[receiver]:
-                    self._under_way[receiver] -= 1
+                    self._under_way[receiver] -= len(works)
             return
         self._break(receiver)
 
@@ -196,3 +198,12 @@ class ExchangeLinks:
                 )  # fmt: skip
         except RuntimeError:
             self._break(sender)
+
+
+def _header(packet: Packet) -> Tensor:
+    """What a packet is, and what its tensors are like."""
+    numbers = [int(packet.what), packet.step, *packet.numbers]
+    numbers += [0] * (_NUMBERS - len(numbers)) + [len(packet.tensors)]
+    for tensor in packet.tensors:
+        numbers += [_DTYPES.index(tensor.dtype), tensor.dim(), *tensor.shape]
+    return torch.tensor(numbers + [0] * (_HEADER - len(numbers)))

@@ -1,0 +1,729 @@
+"""Compiled event loop of the learned lending tier: the migration planner's, with a mind of its own.
+
+Beside the planner's rules it has three things to decide with, and each can be left out, which gives back the
+planner's loop float for float (`conductor.migration.kernels`): what actions will take, told from what has
+ended; a price of each lender, from a small network; when to leave the order of the plan.
+
+Realised durations are read only to advance the clock and once an action has ended (or, as the planner's rules
+do, at its first block boundary). What a rank needs to know of others is what messages carry: how long the
+micro-batch took on other ranks, and what the rules already ask of lenders.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numba
+import numpy as np
+
+from conductor.migration.kernels import (
+    END,
+    HELP,
+    IDLE,
+    RUN,
+    best_split,
+    finish_local,
+    fits,
+    make_log,
+    make_state,
+    reset,
+    set_event,
+    set_free,
+)
+
+NUM_CLUES = 8
+"""What a guess of realised over expected time is made of."""
+NUM_FEATURES = 12
+"""What the price of a lender is made of."""
+
+_UNCOUNTED: dict[str, Any] = {
+    "cache": True, "error_model": "numpy", "nogil": True, "_nrt": False
+}  # fmt: skip
+_inlined = numba.njit(forceinline=True, **_UNCOUNTED)
+_loop = numba.njit(**_UNCOUNTED)
+_SMOOTHING = 0.3
+
+
+class Mind(NamedTuple):
+    """What the tier has learned."""
+
+    guesses: bool
+    """Whether the three guesses count; without them everything takes its expected time."""
+    near: np.ndarray
+    """float64 (NUM_CLUES,): weights of a guess of the action that a rank begins."""
+    far: np.ndarray
+    """Of actions that stand behind others."""
+    lent: np.ndarray
+    """Of parts at a lender."""
+    scores: bool
+    """Whether the network counts."""
+    first: np.ndarray
+    """float64 (NUM_FEATURES, hidden)."""
+    first_bias: np.ndarray
+    last: np.ndarray
+    """float64 (hidden,)."""
+    last_bias: float
+    patience: float
+    """With ready-first execution: an action may overtake the plan's next one where that is expected to be
+    so many times its duration away; below 0 whatever is ready goes."""
+    unit_ms: float
+    """Mean expected time of an action."""
+
+
+class Memory(NamedTuple):
+    """What has been seen in this step, and scratch."""
+
+    excess: np.ndarray
+    """float64 (units,): sum of realised over expected time less 1, of a micro-batch's ended actions."""
+    count: np.ndarray
+    """Of them."""
+    latest: np.ndarray
+    """float64 (ranks,): the same of the rank's last action beyond its micro-batch's mean."""
+    smooth: np.ndarray
+    """That, smoothed."""
+    clues: np.ndarray
+    features: np.ndarray
+    work_ms: np.ndarray
+    """float64 (helps,): a part's guessed time at the lender."""
+    part_ms: np.ndarray
+    """float64 (ranks,): of the candidates."""
+    bonus_ms: np.ndarray
+    """float64 (ranks,): what the network thinks each candidate is worth beyond the time it saves."""
+    late_ms: np.ndarray
+    """float64 (1,): how late the lender just looked at is expected to be for its own next action."""
+    ended: np.ndarray
+    """int64 (1,): actions that have ended."""
+
+
+@numba.njit(cache=True, nogil=True)
+def make_memory(num_units, num_ranks, num_actions):
+    """Buffers of `run`."""
+    return Memory(
+        np.zeros(num_units), np.zeros(num_units), np.zeros(num_ranks), np.zeros(num_ranks),
+        np.zeros(NUM_CLUES), np.zeros(NUM_FEATURES), np.zeros(4 * num_actions),
+        np.zeros(num_ranks), np.zeros(num_ranks), np.zeros(1), np.zeros(1, np.int64),
+    )  # fmt: skip
+
+
+@_inlined
+def forget(memory):
+    """Before the first action."""
+    memory.excess[:] = 0.0
+    memory.count[:] = 0.0
+    memory.latest[:] = 0.0
+    memory.smooth[:] = 0.0
+    memory.ended[0] = 0
+
+
+@_inlined
+def remember(layout, costs, memory, factors, rank, i):
+    """An action has ended: its pace is known."""
+    memory.ended[0] += 1
+    if layout.duration_ms[i] == 0.0:
+        return
+    unit = costs.units[i]
+    count = memory.count[unit]
+    usual = 1.0 + memory.excess[unit] / max(count, 1.0)
+    beyond = factors[i] / max(usual, 0.05) - 1.0
+    memory.latest[rank] = beyond
+    memory.smooth[rank] += _SMOOTHING * (beyond - memory.smooth[rank])
+    memory.excess[unit] += factors[i] - 1.0
+    memory.count[unit] = count + 1.0
+
+
+@_inlined
+def note_clues(costs, state, memory, factors, rank, i, twin, seen):
+    """Fills `memory.clues`: of action i on its own rank (twin -1), or parts of it at a lender.
+
+    `twin` is the lender's own action of that kind and micro-batch; `seen` is the action's pace less 1 where
+    its rank knows it already, else 0.
+    """
+    unit = costs.units[i]
+    excess, count = memory.excess[unit], memory.count[unit]
+    own, known = 0.0, 0.0
+    if twin >= 0 and state.status[twin] == 2:
+        own, known = factors[twin] - 1.0, 1.0
+        excess -= own
+        count -= 1.0
+    if seen != 0.0:
+        excess += seen
+        count += 1.0
+    clues = memory.clues
+    mean = excess / max(count, 1.0)
+    clues[0] = 1.0
+    clues[1] = mean
+    clues[2] = mean / max(count, 1.0)
+    clues[3] = 1.0 if count > 0.0 else 0.0
+    clues[4] = memory.latest[rank]
+    clues[5] = memory.smooth[rank]
+    clues[6] = own
+    clues[7] = known
+
+
+@_inlined
+def weigh(memory, weights):
+    """A guess of realised over expected time."""
+    guess = 0.0
+    for k in range(NUM_CLUES):
+        guess += weights[k] * memory.clues[k]
+    return min(max(guess, 0.25), 8.0)
+
+
+@_inlined
+def guess_own(costs, mind, state, memory, factors, i, rank, weights):
+    """Realised over expected time of an action that its own rank has not ended."""
+    if not mind.guesses:
+        return 1.0
+    note_clues(costs, state, memory, factors, rank, i, -1, 0.0)
+    return weigh(memory, weights)
+
+
+@_inlined
+def guess_lent(costs, mind, state, memory, factors, i, lender, seen):
+    """The same of parts of action i at a lender."""
+    if not mind.guesses:
+        return 1.0
+    twin = costs.where[costs.kinds[i], costs.stand_in[costs.stages[i], lender], costs.units[i]]
+    note_clues(costs, state, memory, factors, lender, i, twin, seen)
+    return weigh(memory, mind.lent)
+
+
+@_inlined
+def planned(layout, state, rank):
+    """The action of a rank that the plan has next, or -1."""
+    best = -1
+    for stream in range(layout.rank_streams[rank], layout.rank_streams[rank + 1]):
+        place = state.heads[stream]
+        if place < layout.stream_offsets[stream + 1]:
+            i = layout.stream_actions[place]
+            if best < 0 or layout.priority[i] < layout.priority[best]:
+                best = i
+    return best
+
+
+@_inlined
+def expected_start(layout, costs, mind, state, memory, factors, i, now):
+    """When an action's inputs are expected to be there, as `conductor.migration.kernels` has it, with
+    guesses in the place of expected times."""
+    ready = state.arrival_ms[i]
+    for slot in range(layout.inputs.shape[1]):
+        source = layout.inputs[i, slot]
+        if source < 0:
+            break
+        if state.status[source] == 2:
+            continue
+        if state.status[source] == 1:
+            end = max(state.expected_end_ms[source], now)
+        else:
+            rank = layout.ranks[source]
+            head = layout.stream_actions[state.heads[layout.stream_of[source]]]
+            end = max(state.free_ms[rank], now)
+            if mind.guesses:
+                for k in range(head, source + 1):
+                    if state.status[k] == 0:
+                        guess = guess_own(costs, mind, state, memory, factors, k, rank, mind.far)
+                        end += layout.duration_ms[k] * guess + layout.send_ms[k]
+            else:
+                end = (
+                    end
+                    + (layout.work_before_ms[source] - layout.work_before_ms[head])
+                    + layout.duration_ms[source]
+                    + layout.send_ms[source]
+                )
+        ready = max(ready, end + layout.input_lag_ms[i, slot])
+    return ready
+
+
+@_inlined
+def latest_return(layout, costs, rules, mind, state, memory, factors, rank, now, late_ms):
+    """The latest time at which a lender must be back for its own next action: for any that it could take, or,
+    with patience, for the plan's next one."""
+    latest = np.inf
+    memory.late_ms[0] = -np.inf
+    only = -1
+    if mind.patience >= 0.0 and not layout.static:
+        only = planned(layout, state, rank)
+    for stream in range(layout.rank_streams[rank], layout.rank_streams[rank + 1]):
+        place = state.heads[stream]
+        if place < layout.stream_offsets[stream + 1]:
+            head = layout.stream_actions[place]
+            if only >= 0:
+                if head != only:
+                    continue
+            elif not fits(layout, state, rank, head):
+                continue
+            time = expected_start(layout, costs, mind, state, memory, factors, head, now)
+            late = time - rules.latest_start_ms[head]
+            spare = late_ms - late
+            if spare > 0.0:
+                time += rules.delay_share * spare
+            if time < latest:
+                latest = time
+                memory.late_ms[0] = late
+    return latest
+
+
+@_inlined
+def find_lenders(
+    layout, costs, rules, mind, state, memory, factors, rank, i, now, whole_ms, enough_ms, saved_ms,
+    half_ms, parts, inside, seen,
+):  # fmt: skip
+    """Ranks that could save time, those that are free first; returns how many."""
+    kind, stage = costs.kinds[i], costs.stages[i]
+    share = costs.movable[i] / costs.parts
+    latency, part_ms = costs.latency_ms, costs.part_ms
+    late = now - rules.latest_start_ms[i]
+    found = 0
+    for place in range(len(state.by_free)):
+        lender = state.by_free[place]
+        if lender == rank or state.pending[lender] >= 0:
+            continue
+        running = state.action[lender]
+        if inside and running >= 0 and state.status[running] == 1 and state.outstanding[running]:
+            continue
+        free = max(state.free_ms[lender] - now, 0.0)
+        begin = max(free, half_ms)
+        offset = begin + 2.0 * latency
+        if free + 2.0 * latency > enough_ms or found == rules.max_candidates:
+            break
+        guess = guess_lent(costs, mind, state, memory, factors, i, lender, seen)
+        work = costs.lend_ms[kind, stage, lender] * guess * share + part_ms
+        if offset + work + part_ms > enough_ms:
+            continue
+        back = latest_return(layout, costs, rules, mind, state, memory, factors, lender, now, late)
+        span = back - now - begin - latency
+        if span < work:
+            continue
+        state.candidates[found] = lender
+        state.offset_ms[found] = offset
+        state.slope_ms[found] = work + part_ms
+        state.cap[found] = parts if span >= work * parts else int(span / work)
+        memory.part_ms[found] = work
+        memory.bonus_ms[found] = 0.0
+        if mind.scores:
+            state.chosen[0] = found
+            time = best_split(state, 1, whole_ms, saved_ms, parts)
+            busy = work * state.given[0]
+            unit = mind.unit_ms
+            x = memory.features
+            x[0] = squashed(late / unit)
+            x[1] = squashed((late - memory.late_ms[0]) / unit)
+            x[2] = squashed(free / unit)
+            x[3] = squashed((span - busy) / unit)
+            x[4] = 1.0 - time / whole_ms
+            x[5] = busy / unit
+            x[6] = state.given[0] / costs.parts
+            x[7] = 1.0 if inside else 0.0
+            x[8] = whole_ms / unit
+            x[9] = state.lenders[i]
+            x[10] = memory.ended[0] / len(layout.ranks)
+            x[11] = memory.smooth[lender] - memory.smooth[rank]
+            memory.bonus_ms[found] = unit * network(mind, x)
+        found += 1
+    return found
+
+
+@_inlined
+def squashed(x):
+    """A ratio on a logarithmic scale, odd and monotone; a lender with nothing left to do has infinite slack,
+    which counts as a hundred."""
+    size = np.log1p(min(abs(x), 100.0))
+    return size if x >= 0.0 else -size
+
+
+@_inlined
+def network(mind, x):
+    """One hidden layer of ReLU."""
+    total = mind.last_bias
+    for j in range(len(mind.last)):
+        value = mind.first_bias[j]
+        for k in range(NUM_FEATURES):
+            value += x[k] * mind.first[k, j]
+        if value > 0.0:
+            total += value * mind.last[j]
+    return total
+
+
+@_inlined
+def decide(
+    layout, costs, rules, mind, state, memory, factors, rank, i, now, whole_ms, saved_ms, half_ms, parts,
+    inside, seen,
+):  # fmt: skip
+    """Chooses lenders one after another while it pays, as `conductor.migration.kernels` does; what it pays
+    is the time saved and what the network adds."""
+    room = rules.max_lenders - state.lenders[i]
+    best_ms = whole_ms
+    count = 0
+    if room <= 0 or parts <= 0 or saved_ms <= 0.0:
+        return best_ms, count
+    if rules.latest_start_ms[i] - now > rules.patience_ms:
+        return best_ms, count
+    least = rules.least_gain[i] * whole_ms
+    found = find_lenders(
+        layout, costs, rules, mind, state, memory, factors, rank, i, now, whole_ms, whole_ms - least,
+        saved_ms, half_ms, parts, inside, seen,
+    )  # fmt: skip
+    best_value = whole_ms
+    bonus = 0.0
+    while count < room and count < found:
+        enough = best_value - least
+        chosen = -1
+        for slot in range(found):
+            taken = False
+            for k in range(count):
+                if state.chosen[k] == slot:
+                    taken = True
+            if taken:
+                continue
+            state.chosen[count] = slot
+            time = best_split(state, count + 1, whole_ms, saved_ms, parts)
+            value = time - bonus - memory.bonus_ms[slot]
+            if value < best_value and value <= enough and state.given[count]:
+                best_ms, best_value, chosen = time, value, slot
+                for k in range(count + 1):
+                    state.choice[k, 0] = state.candidates[state.chosen[k]]
+                    state.choice[k, 1] = state.given[k]
+        if chosen < 0:
+            break
+        state.chosen[count] = chosen
+        bonus += memory.bonus_ms[chosen]
+        count += 1
+    return best_ms, count
+
+
+@_inlined
+def lend(
+    layout,
+    costs,
+    mind,
+    state,
+    memory,
+    log,
+    factors,
+    now,
+    rank,
+    i,
+    half_ms,
+    expected_half_ms,
+    chosen,
+):
+    """Promises the chosen helps. Returns the parts that move."""
+    moved = 0
+    for slot in range(chosen):
+        lender, parts = state.choice[slot, 0], state.choice[slot, 1]
+        entry = log.num_helps[0]
+        log.num_helps[0] += 1
+        log.help_action[entry] = i
+        log.help_lender[entry] = lender
+        log.help_parts[entry] = parts
+        log.help_decided_ms[entry] = now
+        log.help_ready_ms[entry] = now + half_ms
+        log.help_expected_ready_ms[entry] = now + expected_half_ms
+        memory.work_ms[entry] = memory.part_ms[state.chosen[slot]]
+        moved += parts
+        state.pending[lender] = entry
+        free = free_after(costs, memory, log, entry, max(state.free_ms[lender], now))
+        set_free(state, lender, free)
+        if state.event[lender] == IDLE:
+            begin_help(costs, state, memory, log, factors, lender, now)
+    state.outstanding[i] += chosen
+    state.lenders[i] += chosen
+    log.moved[i] += moved
+    return moved
+
+
+@_inlined
+def free_after(costs, memory, log, entry, now):
+    """When a lender that is free at `now` is expected to have done a help."""
+    begin = max(now, log.help_expected_ready_ms[entry])
+    return begin + costs.latency_ms + memory.work_ms[entry] * log.help_parts[entry]
+
+
+@_inlined
+def begin_help(costs, state, memory, log, factors, lender, now):
+    """A rank that has come free begins the help it promised."""
+    entry = state.pending[lender]
+    state.pending[lender] = -1
+    state.helping[lender] = entry
+    i, parts = log.help_action[entry], log.help_parts[entry]
+    kind, stage = costs.kinds[i], costs.stages[i]
+    twin = costs.where[kind, costs.stand_in[stage, lender], costs.units[i]]
+    factor = factors[twin if twin >= 0 else i]
+    share = costs.movable[i] / costs.parts
+    start = max(now, log.help_ready_ms[entry])
+    log.help_start_ms[entry] = start
+    end = (
+        start
+        + costs.latency_ms
+        + (costs.lend_ms[kind, stage, lender] * factor * share + costs.part_ms) * parts
+    )
+    log.help_end_ms[entry] = end
+    set_free(state, lender, free_after(costs, memory, log, entry, now))
+    set_event(state, lender, HELP, end)
+
+
+@_inlined
+def dispatch(layout, costs, mind, state, memory, log, factors, rank, now):
+    """What a rank that has come free does next: a promised help, or its next action."""
+    if state.pending[rank] >= 0:
+        begin_help(costs, state, memory, log, factors, rank, now)
+    else:
+        set_free(state, rank, now)
+        time = next_start(layout, costs, mind, state, memory, factors, rank, now)
+        set_event(state, rank, IDLE, time)
+
+
+@_inlined
+def next_start(layout, costs, mind, state, memory, factors, rank, now):
+    """When a rank can start an action, and which (`state.action`); inf if that is not known yet.
+
+    A patient rank whose plan's next action is overdue looks again a little later (with `state.action` -1).
+    """
+    patient = mind.patience >= 0.0 and not layout.static
+    until, again = np.inf, np.inf
+    plan = -1
+    if patient:
+        plan = planned(layout, state, rank)
+        if plan >= 0 and fits(layout, state, rank, plan):
+            until = expected_start(layout, costs, mind, state, memory, factors, plan, now)
+            until = max(until, now)
+    best_ms = np.inf
+    best = -1
+    for stream in range(layout.rank_streams[rank], layout.rank_streams[rank + 1]):
+        place = state.heads[stream]
+        if place < layout.stream_offsets[stream + 1]:
+            i = layout.stream_actions[place]
+            if state.missing[i]:
+                continue
+            if not fits(layout, state, rank, i):
+                continue
+            time = max(now, state.arrival_ms[i])
+            if patient and i != plan and time + mind.patience * layout.duration_ms[i] > until:
+                again = until + 0.25 * mind.unit_ms
+                continue
+            if time < best_ms or (time == best_ms and layout.priority[i] < layout.priority[best]):
+                best_ms, best = time, i
+    state.action[rank] = best
+    return best_ms if best >= 0 else again
+
+
+@_inlined
+def begin(layout, costs, rules, mind, state, memory, log, durations, factors, rank, now):
+    """A rank starts its next action and decides who helps."""
+    i = state.action[rank]
+    guess = guess_own(costs, mind, state, memory, factors, i, rank, mind.near)
+    state.heads[layout.stream_of[i]] += 1
+    state.status[i] = 1
+    if not layout.static:
+        state.memory[rank] += layout.allocated[i]
+        while (
+            state.cursor[rank] < layout.rank_offsets[rank + 1]
+            and state.status[state.cursor[rank]] != 0
+        ):
+            state.cursor[rank] += 1
+    log.start_ms[i] = now
+    movable = costs.movable[i]
+    expected, real = layout.duration_ms[i] * guess, durations[i]
+    local = real
+    time = expected
+    limit = min(rules.most_parts[i], costs.parts)
+    state.block[rank] = 0
+    state.expected_end_ms[i] = now + expected + layout.send_ms[i]
+    if movable > 0.0 and limit > 0 and not rules.postpone:
+        half = expected * (1.0 - movable) * 0.5
+        saved = expected * movable / costs.parts
+        time, chosen = decide(
+            layout, costs, rules, mind, state, memory, factors, rank, i, now, expected, saved, half,
+            limit, False, 0.0,
+        )  # fmt: skip
+        if chosen:
+            moved = lend(
+                layout, costs, mind, state, memory, log, factors, now, rank, i,
+                real * (1.0 - movable) * 0.5, half, chosen,
+            )  # fmt: skip
+            local = real * (1.0 - movable * moved / costs.parts)
+            limit -= moved
+    state.expected_end_ms[i] = now + time + layout.send_ms[i]
+    set_free(state, rank, state.expected_end_ms[i])
+    state.local_end_ms[i] = now + local
+    news = abs(factors[i] - guess) > rules.surprise
+    if rules.blocks > 1 and movable > 0.0 and (rules.postpone or rules.recheck or news):
+        # Without news a boundary changes nothing, and is passed over.
+        state.local_ms[rank] = local
+        state.local_parts[rank] = limit
+        set_event(state, rank, RUN, now + local / rules.blocks)
+    elif state.outstanding[i] == 0:
+        set_event(state, rank, END, now + local + layout.send_ms[i])
+    else:
+        set_event(state, rank, END, np.inf)
+
+
+@_inlined
+def boundary(layout, costs, rules, mind, state, memory, log, factors, rank, now):
+    """A block has ended: its elapsed time tells how slow the action is, and lenders are asked again."""
+    i = state.action[rank]
+    blocks = rules.blocks - state.block[rank]
+    state.block[rank] += 1
+    # Elapsed over expected time is the same for every block of this action.
+    slow = factors[i]
+    movable = costs.movable[i]
+    left = state.local_ms[rank] * (blocks - 1) / blocks
+    parts = state.local_parts[rank] * (blocks - 1) // blocks
+    saved = layout.duration_ms[i] * slow * movable / costs.parts
+    half = max(log.start_ms[i] + layout.duration_ms[i] * slow * (1.0 - movable) * 0.5 - now, 0.0)
+    time, chosen = decide(
+        layout, costs, rules, mind, state, memory, factors, rank, i, now, left, saved, half, parts, True,
+        slow - 1.0,
+    )  # fmt: skip
+    if chosen:
+        moved = lend(
+            layout, costs, mind, state, memory, log, factors, now, rank, i, half, half, chosen
+        )
+        left -= saved * moved
+        parts -= moved
+    state.local_ms[rank] = left
+    state.local_parts[rank] = parts
+    state.local_end_ms[i] = now + left
+    state.expected_end_ms[i] = now + time + layout.send_ms[i]
+    free = state.expected_end_ms[i]
+    if state.pending[rank] >= 0:
+        free = free_after(costs, memory, log, state.pending[rank], free)
+    set_free(state, rank, free)
+    again = (rules.recheck or slow > 1.0 + rules.surprise) and blocks > 2 and parts > 0
+    if again and state.lenders[i] < rules.max_lenders:
+        set_event(state, rank, RUN, now + left / (blocks - 1))
+    else:
+        finish_local(layout, state, rank, i)
+
+
+@_inlined
+def finish_help(layout, costs, mind, state, memory, log, factors, lender, now):
+    """A lender is done: the parts travel back, and it turns to what is next."""
+    entry = state.helping[lender]
+    i = log.help_action[entry]
+    state.outstanding[i] -= 1
+    back = now + costs.latency_ms + costs.part_ms * log.help_parts[entry]
+    state.back_ms[i] = max(state.back_ms[i], back)
+    rank = layout.ranks[i]
+    if state.outstanding[i] == 0 and state.event[rank] == END:
+        finish_local(layout, state, rank, i)
+    dispatch(layout, costs, mind, state, memory, log, factors, lender, now)
+
+
+@_inlined
+def finish(layout, costs, mind, state, memory, log, factors, rank, now):
+    """An action has ended: its outputs go out, idle ranks that waited for them get an event."""
+    i = state.action[rank]
+    state.status[i] = 2
+    remember(layout, costs, memory, factors, rank, i)
+    log.end_ms[i] = now
+    state.memory[rank] -= layout.freed[i]
+    for slot in range(layout.outputs.shape[1]):
+        target = layout.outputs[i, slot]
+        if target < 0:
+            break
+        state.missing[target] -= 1
+        arrival = now + layout.output_lag_ms[i, slot]
+        state.arrival_ms[target] = max(state.arrival_ms[target], arrival)
+        other = layout.ranks[target]
+        if other != rank and state.missing[target] == 0 and state.event[other] == IDLE:
+            time = next_start(layout, costs, mind, state, memory, factors, other, now)
+            set_event(state, other, IDLE, time)
+    dispatch(layout, costs, mind, state, memory, log, factors, rank, now)
+
+
+@_loop
+def run(layout, costs, rules, mind, state, memory, log, durations, factors):
+    """One step. Returns the makespan, or inf when ranks wait for each other for ever."""
+    reset(layout, state, log)
+    forget(memory)
+    for rank in range(len(layout.rank_streams) - 1):
+        dispatch(layout, costs, mind, state, memory, log, factors, rank, 0.0)
+    ended = 0
+    makespan = 0.0
+    while True:
+        rank = state.tree[1]
+        now = state.event_ms[rank]
+        if now == np.inf:
+            break
+        event = state.event[rank]
+        if event == IDLE and state.action[rank] < 0:
+            dispatch(layout, costs, mind, state, memory, log, factors, rank, now)
+        elif event == IDLE:
+            begin(layout, costs, rules, mind, state, memory, log, durations, factors, rank, now)
+        elif event == END:
+            ended += 1
+            makespan = now
+            finish(layout, costs, mind, state, memory, log, factors, rank, now)
+        elif event == HELP:
+            finish_help(layout, costs, mind, state, memory, log, factors, rank, now)
+        else:
+            boundary(layout, costs, rules, mind, state, memory, log, factors, rank, now)
+    return makespan if ended == len(layout.ranks) else np.inf
+
+
+@numba.njit(cache=True, nogil=True)
+def run_draws(layout, costs, rules, mind, durations, factors, moved, work):
+    """Many steps; fills `moved` and `work` as `conductor.migration.kernels.run_draws` does. Returns
+    makespans."""
+    draws, n = durations.shape
+    num_ranks = len(layout.rank_streams) - 1
+    state = make_state(n, num_ranks, len(layout.stream_offsets) - 1)
+    memory = make_memory(costs.where.shape[2], num_ranks, n)
+    log = make_log(n)
+    makespans = np.empty(draws)
+    for draw in range(draws):
+        makespans[draw] = run(
+            layout, costs, rules, mind, state, memory, log, durations[draw], factors[draw]
+        )
+        work[draw] = 0.0
+        for i in range(n):
+            moved[draw, 0] += log.moved[i]
+            share = costs.movable[i] / costs.parts
+            work[draw] += layout.duration_ms[i] * share * log.moved[i]
+        moved[draw, 1] = log.num_helps[0]
+    return makespans
+
+
+@numba.njit(cache=True, nogil=True)
+def gather_clues(layout, costs, state, memory, factors, order, ahead, seen, rows, targets):
+    """Clues and truths of one step that has run, three rows for each action that can move: of itself when
+    it starts, of the action `ahead` places on, and of its parts at some other rank. Returns the rows.
+
+    Args:
+        order: items by time; i is the start of action i, n + i its end.
+        seen: whether an action's own pace is known when it asks for help.
+        rows: shape (3, n, NUM_CLUES).
+        targets: shape (3, n).
+    """
+    n = len(layout.ranks)
+    num_ranks = len(layout.rank_offsets) - 1
+    forget(memory)
+    state.status[:] = 0
+    count = 0
+    for item in order:
+        if item >= n:
+            i = item - n
+            state.status[i] = 2
+            remember(layout, costs, memory, factors, layout.ranks[i], i)
+            continue
+        i = item
+        rank = layout.ranks[i]
+        if costs.movable[i] == 0.0 or layout.duration_ms[i] == 0.0 or num_ranks == 1:
+            continue
+        later = min(i + ahead, layout.rank_offsets[rank + 1] - 1)
+        lender = (rank + 1 + count % (num_ranks - 1)) % num_ranks
+        twin = costs.where[costs.kinds[i], costs.stand_in[costs.stages[i], lender], costs.units[i]]
+        note_clues(costs, state, memory, factors, rank, i, -1, 0.0)
+        rows[0, count] = memory.clues
+        targets[0, count] = factors[i]
+        note_clues(costs, state, memory, factors, rank, later, -1, 0.0)
+        rows[1, count] = memory.clues
+        targets[1, count] = factors[later]
+        note_clues(
+            costs, state, memory, factors, lender, i, twin, factors[i] - 1.0 if seen else 0.0
+        )
+        rows[2, count] = memory.clues
+        targets[2, count] = factors[twin if twin >= 0 else i]
+        count += 1
+    return count

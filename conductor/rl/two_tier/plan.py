@@ -1,0 +1,154 @@
+"""The learned two-tier dispatcher for one pipeline: the planner's plan, and the lending tier where it pays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from conductor.ir.schedule import FloatArray, Schedule
+from conductor.migration.execution import Execution, MigrationRules, Prepared, prepare
+from conductor.migration.model import SimpleModel
+from conductor.migration.plan import MigrationPlan, plan_migration
+from conductor.problem.spec import PipelineSpec
+from conductor.rl.two_tier.guesses import Guesses, fit_guesses
+from conductor.rl.two_tier.network import LendingNetwork
+from conductor.rl.two_tier.tier import Tier, run_draws
+from conductor.rl.two_tier.training import FITTING_DRAWS, PATIENCE, generous
+from conductor.simulator.program import Program
+from conductor.variation import NoVariation, Variation
+
+_ACTIONS = 100_000
+"""Actions simulated for each candidate, in 64 to 512 draws."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TwoTierPlan:
+    """What ranks do: an order, the planner's rules and the learned tier on top.
+
+    Attributes:
+        spec: that was planned for.
+        schedule: the order.
+        execution: static or ready-first.
+        rules: of lending.
+        model: what moves and what it costs.
+        tier: empty where the planner's own rules are better.
+        plan_ms: mean makespan on the planning draws.
+        planner_ms: of the best of the planner's plans on the same draws.
+    """
+
+    spec: PipelineSpec
+    schedule: Schedule
+    execution: Execution
+    rules: MigrationRules
+    model: SimpleModel
+    tier: Tier
+    plan_ms: float
+    planner_ms: float
+
+    def prepared(self, spec: PipelineSpec | None = None) -> Prepared:
+        """Ready for `tier.run` and `tier.run_draws`.
+
+        Args:
+            spec: with the links as they are; None is as planned.
+        """
+        return prepare(
+            spec or self.spec, self.schedule, model=self.model, rules=self.rules,
+            execution=self.execution,
+        )  # fmt: skip
+
+
+def plan_two_tier(
+    spec: PipelineSpec,
+    plans: Sequence[MigrationPlan] | None = None,
+    *,
+    model: SimpleModel | None = None,
+    variation: Variation | None = None,
+    network: LendingNetwork | None = None,
+    seed: int = 0,
+) -> TwoTierPlan:
+    """Puts the learned tier on the planner's plans and keeps the best of all on planning draws.
+
+    What actions will take is fitted to the variation that planners know. The network is asked with and without
+    a look at an action's pace, in the plan's order and with leave to overtake. The planner's best plan stays
+    as it is unless a candidate is better by more than chance.
+
+    Args:
+        spec: the problem, or its rank-level profile.
+        plans: of `plan_migration`, for this spec, model and variation; None makes one.
+        model: what moves and what it costs.
+        variation: what realised durations are like.
+        network: None is the one that comes with the package.
+        seed: of the draws, which are others than those of `plan_migration`.
+
+    Raises:
+        DoesNotFitError: there is no order to start from.
+    """
+    model = model or SimpleModel()
+    variation = variation or NoVariation()
+    network = network or LendingNetwork.load()
+    if plans is None:
+        plans = [plan_migration(spec, model=model, variation=variation, seed=seed)]
+    most = max(plan.prepared.program.num_actions for plan in plans)
+    draws = max(64, min(512, _ACTIONS // most))
+
+    def value(one: TwoTierPlan) -> FloatArray:
+        prepared = one.prepared()
+        return run_draws(
+            prepared, one.tier, _draws(variation, prepared.program, draws, (seed, 5))
+        ).makespan_ms
+
+    stays = [_staying(spec, plan, model) for plan in plans]
+    stay, base = min(((one, value(one)) for one in stays), key=_mean)
+    candidates = (one for plan in stays for one in _candidates(plan, variation, network, (seed, 6)))
+    best, found = min(((one, value(one)) for one in candidates), key=_mean, default=(stay, base))
+    gain = base - found
+    if gain.mean() <= 1.64 * gain.std() / np.sqrt(len(gain)) + 1e-9 * base.mean():
+        best, found = stay, base
+    return replace(best, plan_ms=float(found.mean()), planner_ms=float(base.mean()))
+
+
+def _mean(one: tuple[TwoTierPlan, FloatArray]) -> float:
+    return float(one[1].mean())
+
+
+def _staying(spec: PipelineSpec, plan: MigrationPlan, model: SimpleModel) -> TwoTierPlan:
+    return TwoTierPlan(
+        spec=spec, schedule=plan.schedule, execution=plan.execution, rules=plan.rules, model=model,
+        tier=Tier(), plan_ms=plan.plan_ms, planner_ms=plan.plan_ms,
+    )  # fmt: skip
+
+
+def _candidates(
+    stay: TwoTierPlan, variation: Variation, network: LendingNetwork, seed: tuple[int, int]
+) -> Iterator[TwoTierPlan]:
+    """A plan with the learned tier, in the ways worth trying."""
+    if not stay.prepared().costs.movable.any():
+        return
+    ways: list[tuple[Execution, float | None]] = [(stay.execution, None)]
+    if not stay.schedule.overlaps.any():
+        ways.append(("ready-first", PATIENCE))
+    for seen in (True, False):
+        guesses = _fitted(stay, variation, seen, seed)
+        if guesses is None and seen:
+            continue  # nothing to see: everything takes its expected time
+        for execution, patience in ways:
+            offered = generous(stay.rules, postpone=seen)
+            plain = stay.rules.with_(blocks=offered.blocks, recheck=True, postpone=seen)
+            for asked, kept in ((network, offered), (None, plain)):
+                tier = Tier(guesses=guesses, network=asked, patience=patience)
+                yield replace(stay, execution=execution, rules=kept, tier=tier)
+
+
+def _fitted(
+    stay: TwoTierPlan, variation: Variation, seen: bool, seed: tuple[int, int]
+) -> Guesses | None:
+    prepared = stay.prepared()
+    draws = _draws(variation, prepared.program, FITTING_DRAWS, seed)
+    return fit_guesses(prepared, draws, seen=seen) if len(draws) > 1 else None
+
+
+def _draws(variation: Variation, program: Program, draws: int, seed: tuple[int, int]) -> FloatArray:
+    sample = variation.sample(program, draws, np.random.default_rng(seed))
+    return sample[:1] if (sample == sample[0]).all() else sample

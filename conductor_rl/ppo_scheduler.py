@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from conductor.cli.train import evaluate_training, run_training
+from conductor.cli.train import run_training
+from conductor.cli.training_report import evaluate_training
 from conductor.rl.config import PAPER
 from conductor.rl.environment import PipelineEnv
 from conductor.rl.evaluation import Evaluation

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import numpy as np
 import typer
 
-from conductor.cli.train import training_json
+from conductor.cli.training_report import training_json
 from conductor.errors import ConductorError
 from conductor.rl.config import PAPER
 from conductor.rl.device import check_device

@@ -24,7 +24,7 @@ def demo(
     threads: ThreadsOption = 2,
 ) -> None:
     """Plan, train and compare, on published numbers."""
-    from conductor.cli import console, plan, train
+    from conductor.cli import console, plan, train, training_report
     from conductor.problem.presets import load_preset
     from conductor.rl.config import PAPER
     from conductor.rl.training import start_training
@@ -39,7 +39,11 @@ def demo(
         load_preset("paper"), UniformNoise(NOISE), PAPER, num_episodes=episodes, seed=seed
     )
     train.run_training(training, save=None, threads=threads)
-    out.print(train.table(training, train.evaluate_training(training, threads=threads)))
+    out.print(
+        training_report.table(
+            training, training_report.evaluate_training(training, threads=threads)
+        )
+    )
 
     out.print("zb-v splits each rank's stage in two, which the bound of one stage a rank excludes.")
 

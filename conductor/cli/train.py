@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,7 +22,8 @@ from conductor.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from conductor.rl.evaluation import Evaluation
+    from conductor.rl.curriculum import Curriculum
+    from conductor.rl.processes import Processes
     from conductor.rl.source import OneInstance
     from conductor.rl.training import Training
 
@@ -30,13 +33,21 @@ DEFAULT_EPISODES = 20_000
 EXAMPLES = (
     "conductor train --preset gpt-like --noise 0.3 --save gpt-like.pt",
     "conductor train --preset paper --noise 0.1 --config paper --episodes 500 --json",
-    "conductor train --resume gpt-like.pt",
+    "conductor train --resume gpt-like.pt --export gpt-like.npz",
+    "conductor train --preset gpt-like --noise 0.3 --from gpt-like.npz --episodes 2000",
+    "conductor train --curriculum --save generalist.pt",
 )
 
 
 def train(
     preset: PresetOption = None,
     spec: SpecOption = None,
+    curriculum: Annotated[
+        bool,
+        typer.Option(
+            "--curriculum", help="Train one policy on random pipelines of all sorts, not on a spec."
+        ),
+    ] = False,
     noise: NoiseOption = None,
     variation: VariationOption = None,
     episodes: Annotated[
@@ -50,8 +61,21 @@ def train(
     ] = None,
     config: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Settings: `robust` (default), or `paper`'s own."),
+        typer.Option(
+            metavar="NAME",
+            help="Settings: `robust` (default), `generalist` (default with --curriculum), `paper`'s own.",
+        ),
     ] = None,
+    from_file: Annotated[
+        Path | None,
+        typer.Option("--from", metavar="FILE.npz", help="Start from this policy, without cloning."),
+    ] = None,
+    from_shipped: Annotated[
+        bool, typer.Option("--from-shipped", help="Start from the package's own policy.")
+    ] = False,
+    clone: Annotated[
+        bool, typer.Option("--clone", help="Clone all the same, with --from and --from-shipped.")
+    ] = False,
     seed: Annotated[
         int | None,
         typer.Option(metavar="N", min=0, help="Seed of everything that is drawn."),
@@ -63,6 +87,15 @@ def train(
         Path | None,
         typer.Option(metavar="FILE.pt", help="Go on with the training in this file, exactly."),
     ] = None,
+    export: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.npz", help="Write the best policy alone, for --policy and --from."
+        ),
+    ] = None,
+    log: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Write scalars for TensorBoard here.")
+    ] = None,
     threads: ThreadsOption = 2,
     device: Annotated[
         str, typer.Option(metavar="NAME", help="Where the network learns: cpu or cuda.")
@@ -72,167 +105,160 @@ def train(
     """Train a policy and compare it with every baseline.
 
     The comparison is on fresh draws. Without --noise and --variation, times vary by 10 % (--noise 0.1).
+    Processes of torchrun train one policy, each on its share of the episodes.
     """
-    from conductor.cli import console
+    from conductor.cli import console, training_report
     from conductor.rl.checkpoint import load_checkpoint
     from conductor.rl.config import CONFIGS
     from conductor.rl.device import check_device
-    from conductor.rl.training import start_training
-    from conductor.variation import NoVariation
+    from conductor.rl.processes import launched
+    from conductor.rl.training import new_training
+    from conductor.rl.weights import load_weights, save_weights, shipped_policy
 
     check_device(device)
-    if resume is not None:
-        given = (preset, spec, noise, variation, config, seed, episodes)
-        if any(option is not None for option in given):
-            raise UsageError("--resume takes all settings from the file: leave the others out")
-        training = load_checkpoint(resume, device=device)
-        save = save or resume
-    else:
-        if config is not None and config not in CONFIGS:
-            raise UsageError(
-                f"no configuration is named {config!r}; there are {', '.join(CONFIGS)}"
-            )
-        if noise is None and variation is None:
-            noise = 0.1
-        training = start_training(
-            chosen_spec(preset, spec),
-            chosen_variation(noise, variation) or NoVariation(),
-            CONFIGS[config or "robust"],
-            num_episodes=DEFAULT_EPISODES if episodes is None else episodes,
-            seed=seed or 0,
-            device=device,
+    given = (preset, spec, noise, variation)
+    settings = (
+        *given,
+        config,
+        seed,
+        episodes,
+        from_file,
+        *filter(None, (curriculum, from_shipped, clone)),
+    )
+    if resume is not None and any(option is not None for option in settings):
+        raise UsageError("--resume takes all settings from the file: leave the others out")
+    if curriculum and any(option is not None for option in given):
+        raise UsageError("--curriculum makes its own specs and variation: leave the others out")
+    if from_file is not None and from_shipped:
+        raise UsageError("give one of --from FILE and --from-shipped")
+    if clone and from_file is None and not from_shipped:
+        raise UsageError(
+            "--clone goes with --from or --from-shipped; without them it is always done"
         )
-    usage = run_training(training, save=save, threads=threads)
-    evaluation = evaluate_training(training, threads=threads)
+    if config is not None and config not in CONFIGS:
+        raise UsageError(f"no configuration is named {config!r}; there are {', '.join(CONFIGS)}")
+    _check_folder("--save", save)
+    _check_folder("--export", export)
+    with launched(device) as processes:
+        if resume is not None:
+            training = load_checkpoint(resume, device=processes.device)
+            save = save or resume
+        else:
+            source = _random_pipelines(seed or 0) if curriculum else _one_pipeline(*given)
+            policy = (
+                load_weights(from_file) if from_file else shipped_policy() if from_shipped else None
+            )
+            chosen = CONFIGS[config or ("generalist" if curriculum else "robust")]
+            training = new_training(
+                source,
+                chosen if policy is None else replace(chosen, hidden=policy.hidden),
+                num_episodes=DEFAULT_EPISODES if episodes is None else episodes,
+                seed=seed or 0,
+                device=processes.device,
+            )
+            if policy is not None:
+                training.start_from(policy, clone=clone)
+        usage = run_training(training, save=save, log=log, threads=threads, processes=processes)
+    if processes.rank:
+        return
+    result, table = training_report.report(training, usage, threads=threads)
+    if export is not None:
+        save_weights(export, training.stored(result))
     if json:
-        console.print_json(as_json(training, evaluation, usage))
+        console.print_json(result)
     else:
-        console.console().print(table(training, evaluation))
+        console.console().print(table)
+
+
+def _check_folder(option: str, file: Path | None) -> None:
+    if file is not None and not file.parent.is_dir():
+        raise UsageError(f"{option} {file}: there is no folder {file.parent}")
+
+
+def _random_pipelines(seed: int) -> Curriculum:
+    from conductor.rl.curriculum import Curriculum
+
+    return Curriculum(seed=seed)
+
+
+def _one_pipeline(
+    preset: str | None, spec: Path | None, noise: float | None, variation: Path | None
+) -> OneInstance:
+    from conductor.rl.source import one_pipeline
+    from conductor.variation import NoVariation
+
+    if noise is None and variation is None:
+        noise = 0.1
+    return one_pipeline(
+        chosen_spec(preset, spec), chosen_variation(noise, variation) or NoVariation()
+    )
 
 
 def run_training(
-    training: Training[OneInstance], *, save: Path | None, threads: int
+    training: Training[Any],
+    *,
+    save: Path | None,
+    threads: int,
+    log: Path | None = None,
+    processes: Processes | None = None,
 ) -> dict[str, float]:
-    """Trains with a progress bar on standard error and writes the file.
+    """Trains, shows how it goes on standard error, and writes the file.
+
+    Args:
+        training: goes on in place.
+        save: where to write it.
+        threads: of the simulator.
+        log: folder for TensorBoard.
+        processes: that train together; the first one shows, logs and writes.
 
     Returns:
         Wall and processor time in seconds.
 
     Raises:
         UsageError: the file's folder does not exist.
+        MissingExtraError: TensorBoard is not installed.
         typer.Exit: with code 130 after Ctrl-C; the training is in the file then, and how to go on is said.
     """
     import time
 
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
     from conductor.cli import console
+    from conductor.cli.training_view import TrainingView
     from conductor.rl.checkpoint import save_checkpoint
     from conductor.rl.ppo import train as run
+    from conductor.rl.processes import ALONE
 
-    if save is not None and not save.parent.is_dir():
-        raise UsageError(f"--save {save}: there is no folder {save.parent}")
+    _check_folder("--save", save)
+    processes = processes or ALONE
+    first = processes.rank == 0
     wall, cpu = time.perf_counter(), time.process_time()
-    columns = (
-        TextColumn("training"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
-        TextColumn("{task.fields[state]}"),
-    )  # fmt: skip
-    with Progress(*columns, console=console.console(stderr=True)) as progress:
-        bar = progress.add_task(
-            "", total=training.num_episodes, completed=training.episodes, state="cloning"
-        )
+    with ExitStack() as stack:
+        view = stack.enter_context(TrainingView(training, silent=not first))
+        scalars = None
+        if log is not None and first:
+            from conductor.rl.scalars import ScalarLog
 
-        def show(now: Training[OneInstance]) -> None:
-            state = f"{now.history[-1][1]:.2f} ms, best {now.best_score:.2f} ms"
-            progress.update(bar, completed=now.episodes, state=state)
+            scalars = stack.enter_context(ScalarLog(log))
 
-        finished = run(training, threads=threads, on_update=show)
+        def notify(now: Training[Any]) -> None:
+            view.show(now)
+            if scalars is not None:
+                scalars.write(now)
+
+        finished = run(
+            training, threads=threads, processes=processes,
+            on_update=notify,
+        )  # fmt: skip
     file = save or Path(DEFAULT_FILE)
-    if save is not None or not finished:
+    if first and (save is not None or not finished):
         save_checkpoint(training, file)
     if not finished:
-        console.note(
-            f"stopped after {training.episodes} of {training.num_episodes} episodes; go on with:"
-            f" conductor train --resume {file}"
-        )
+        if first:
+            console.note(
+                f"stopped after {training.episodes} of {training.num_episodes} episodes; go on with:"
+                f" conductor train --resume {file}"
+            )
         raise typer.Exit(130)
     return {
         "wall_s": time.perf_counter() - wall,
         "cpu_s": time.process_time() - cpu,
     }
-
-
-def evaluate_training(training: Training[OneInstance], *, threads: int) -> Evaluation:
-    """The best policy of a training on 1,000 fresh draws (one where all are alike)."""
-    from conductor.rl.evaluation import evaluate
-    from conductor.variation import UniformNoise
-
-    alike = training.source.variation == UniformNoise(0.0)
-    return evaluate(
-        training.source.instance, training.best_policy(), training.source.variation,
-        draws=1 if alike else 1000, seed=training.seed, threads=threads,
-    )  # fmt: skip
-
-
-def training_json(training: Training[OneInstance], usage: dict[str, float]) -> dict[str, Any]:
-    """What happened in a training."""
-    return {
-        "episodes": training.episodes,
-        "plan": training.source.instance.plan.name,
-        "cloned_from": training.experts[0].name.lower().replace("_", "-")
-        if training.experts
-        else None,
-        "validation_ms": [list(entry) for entry in training.history],
-        "best_validation_ms": training.best_score,
-        **usage,
-    }
-
-
-def as_json(
-    training: Training[OneInstance], evaluation: Evaluation, usage: dict[str, float]
-) -> dict[str, Any]:
-    """The command's JSON object."""
-    from dataclasses import asdict
-
-    return {
-        "spec": asdict(training.source.instance.spec),
-        "config": asdict(training.config),
-        "seed": training.seed,
-        "training": training_json(training, usage),
-        "evaluation": {
-            "draws": len(evaluation.bound_ms),
-            "per_rank_bound_ms": float(evaluation.bound_ms.mean()),
-            "makespan_ms": {
-                name: {"mean": evaluation.mean(name), "ci95": list(evaluation.ci95(name))}
-                for name in evaluation.makespan_ms
-            },
-            "left_out": evaluation.left_out,
-            "decisions": float(evaluation.num_decisions.mean()),
-        },
-    }
-
-
-def table(training: Training[OneInstance], evaluation: Evaluation) -> Any:
-    """The command's table."""
-    from conductor.cli import console
-    from conductor.rl.evaluation import POLICY
-
-    draws = len(evaluation.bound_ms)
-    bound = float(evaluation.bound_ms.mean())
-    table = console.new_table(
-        f"{training.source.instance.spec.name}: mean makespan of {draws} fresh draw(s),"
-        f" per-rank bound {bound:.2f} ms",
-        "scheduler", "makespan ms", "95 % interval", "over bound", "less the policy's",
-    )  # fmt: skip
-    for name in sorted(evaluation.makespan_ms, key=evaluation.mean):
-        low, high = evaluation.ci95(name)
-        less, more = evaluation.ci95(name, minus=POLICY)
-        table.add_row(
-            name, f"{evaluation.mean(name):.2f}", f"{low:.2f} to {high:.2f}",
-            "other placement"
-            if name in evaluation.elsewhere
-            else f"{100.0 * (evaluation.mean(name) / bound - 1.0):.2f} %",
-            "" if name == POLICY else f"{less:+.2f} to {more:+.2f}",
-            style="bold" if name == POLICY else None,
-        )  # fmt: skip
-    return table

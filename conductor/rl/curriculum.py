@@ -15,7 +15,7 @@ from conductor.rl.random_problem import random_spec, random_variation
 from conductor.rl.source import Task
 from conductor.search.improve import improve
 
-_TRAINING, _HELD_OUT = 0, 1
+_TRAINING, _HELD_OUT, _EVALUATION = 0, 1, 2
 """Streams of the seed."""
 
 
@@ -31,7 +31,7 @@ class Curriculum:
         num_held_out: to compare policies on; never trained on.
         tasks_per_update: how many different ones an update draws.
         num_cloned: on how many an expert is cloned.
-        ranks: numbers of ranks in training; held-out tasks have any between the first and the last.
+        ranks: numbers of ranks in training; all others have any between the first and the last.
         first_share: of the tasks, the smallest ones, that a training begins with.
         full_at: progress at which it draws from all.
         search_evaluations: of the search that half of the plans come from; the others are the best
@@ -69,6 +69,10 @@ class Curriculum:
         """Tasks from another stream of the seed."""
         return [_task(self, _HELD_OUT, index) for index in range(self.num_held_out)]
 
+    def evaluation_tasks(self, count: int) -> Sequence[Task]:
+        """Tasks from a third stream, which no choice of a training has seen."""
+        return [_task(self, _EVALUATION, index) for index in range(count)]
+
     def _smallest(self, place: int) -> Task:
         return _task(self, _TRAINING, _by_size(self)[place])
 
@@ -96,6 +100,6 @@ def _spec(
     """The spec of a task, and the generator of what is random beside it."""
     rng = np.random.default_rng([curriculum.seed, stream, index])
     ranks: Sequence[int] = curriculum.ranks
-    if stream == _HELD_OUT:
+    if stream != _TRAINING:
         ranks = range(ranks[0], ranks[-1] + 1)
     return random_spec(rng, ranks), rng

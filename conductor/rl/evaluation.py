@@ -52,8 +52,13 @@ class Evaluation:
         values = self.makespan_ms[name]
         if minus is not None:
             values = values - self.makespan_ms[minus]
-        half = 1.96 * float(values.std(ddof=1)) / len(values) ** 0.5 if len(values) > 1 else 0.0
-        return float(values.mean()) - half, float(values.mean()) + half
+        return interval95(values)
+
+
+def interval95(values: FloatArray) -> tuple[float, float]:
+    """95 % interval of a mean; the value itself where there is only one."""
+    half = 1.96 * float(values.std(ddof=1)) / len(values) ** 0.5 if len(values) > 1 else 0.0
+    return float(values.mean()) - half, float(values.mean()) + half
 
 
 def evaluate(

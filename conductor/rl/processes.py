@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,17 +13,18 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from conductor.errors import ConductorError
 from conductor.ir.schedule import FloatArray, Int64Array
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Processes:
-    """This process among those that train together; the only one, if nothing is said.
+    """This process among those that train together.
 
     Attributes:
         rank: of this process.
         count: of all.
-        device: where their messages are kept: cpu (gloo) or cuda (NCCL).
+        device: of this process's network and messages, cpu (gloo) or cuda (NCCL).
     """
 
     rank: int = 0
@@ -61,3 +65,32 @@ class Processes:
 
 ALONE = Processes()
 """No other process."""
+
+
+@contextmanager
+def launched(device: str) -> Iterator[Processes]:
+    """The processes that torchrun has started together, joined; this one alone without torchrun.
+
+    On CUDA each gets its own device, and NCCL carries the messages (not tested on GPUs).
+
+    Args:
+        device: where the networks learn: cpu or cuda.
+
+    Raises:
+        ConductorError: this PyTorch cannot carry messages between the devices.
+    """
+    count = int(os.environ.get("WORLD_SIZE", "1"))
+    if count == 1:
+        yield Processes(device=device)
+        return
+    backend = "gloo"
+    if device != "cpu":
+        backend, device = "nccl", f"cuda:{os.environ['LOCAL_RANK']}"
+        if not dist.is_nccl_available():
+            raise ConductorError("this PyTorch comes without NCCL: train with --device cpu")
+        torch.cuda.set_device(device)
+    dist.init_process_group(backend)
+    try:
+        yield Processes(rank=dist.get_rank(), count=count, device=device)
+    finally:
+        dist.destroy_process_group()

@@ -8,7 +8,9 @@ from typing import Protocol
 
 import numpy as np
 
+from conductor.problem.spec import PipelineSpec
 from conductor.rl.instance import Instance
+from conductor.rl.plans import best_plan
 from conductor.variation import Variation
 
 
@@ -74,3 +76,8 @@ class OneInstance:
     def held_out_tasks(self) -> Sequence[Task]:
         """The one."""
         return self.cloning_tasks()
+
+
+def one_pipeline(spec: PipelineSpec, variation: Variation) -> OneInstance:
+    """A pipeline with its best plan by expected times."""
+    return OneInstance(instance=Instance.of(spec, best_plan(spec)), variation=variation)

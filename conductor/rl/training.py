@@ -12,12 +12,10 @@ from torch import Tensor
 
 from conductor.problem.spec import PipelineSpec
 from conductor.rl.config import TrainingConfig
-from conductor.rl.instance import Instance
 from conductor.rl.kernels import NUM_FEATURES
-from conductor.rl.plans import best_plan
 from conductor.rl.play import Decider, Weights
 from conductor.rl.policy import ActorCritic
-from conductor.rl.source import OneInstance, Source
+from conductor.rl.source import OneInstance, Source, one_pipeline
 from conductor.rl.weights import StoredPolicy
 from conductor.variation import Variation
 
@@ -109,8 +107,9 @@ def start_training(
     device: str = "cpu",
 ) -> Training[OneInstance]:
     """A training on a spec that has not begun, from the best plan by expected times."""
-    source = OneInstance(instance=Instance.of(spec, best_plan(spec)), variation=variation)
-    return new_training(source, config, num_episodes=num_episodes, seed=seed, device=device)
+    return new_training(
+        one_pipeline(spec, variation), config, num_episodes=num_episodes, seed=seed, device=device
+    )
 
 
 S = TypeVar("S", bound=Source)

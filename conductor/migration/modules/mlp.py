@@ -361,7 +361,8 @@ def _whole(
     done: Sequence[Done], parameters: Sequence[Tensor], *, gated: bool, like: Tensor
 ) -> Weights:
     """All columns' gradients; zeros where a lender has them."""
-    if len(done) == 1 and done[0].tensors and done[0].part.stop == parameters[0].shape[0]:
+    units = parameters[0].shape[0]
+    if done and done[0].tensors and done[0].part.first == 0 and done[0].part.stop == units:
         return done[0].tensors
     totals = tuple(torch.zeros_like(p, dtype=like.dtype) for p in parameters)
     for piece in done:

@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all check bench clean
+.PHONY: help demo test test-all check docs pictures bench clean
 
 help:  ## show the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -33,9 +33,15 @@ check: $(STAMP)  ## format, lint, types, who may import whom
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+docs: $(STAMP)  ## the documentation as a site in site/, links checked
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+
+pictures: $(STAMP)  ## the pictures of the documentation
+	$(BIN)/python docs/pictures/draw.py
+
 bench: $(STAMP)  ## the benchmarks, on one core
 	NUMBA_NUM_THREADS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -p benchmark benchmarks --override-ini addopts=
 
 clean:  ## remove the environment and caches
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache build dist
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache build dist site
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

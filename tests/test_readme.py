@@ -44,15 +44,6 @@ def test_the_spec_file_and_the_scenario_load(folder):
     assert scenario.actual_spec.transfer_ms == (0.4, 5.0, 0.4)
 
 
-# The last two start processes.
-@pytest.mark.parametrize("count", [4, pytest.param(6, marks=pytest.mark.slow)])
-def test_the_way_from_a_file_to_a_run_works(folder, count):
-    lines = re.findall(r"^    (conductor .*)", README.partition("## Your own profile")[2], re.M)
-    assert len(lines) == 6
-    for line in lines[:count]:
-        assert main(shlex.split(line, comments=True)[1:]) == 0, line
-
-
 def test_the_table_has_every_command():
     commands = {command.callback.__name__ for command in app.registered_commands}
     assert set(re.findall(r"^\| `conductor ([a-z]+)`", README, re.M)) == commands

@@ -58,6 +58,7 @@ class TrainSettings:
         pace: emulated devices; None runs at the machine's own speed.
         replan: changes the plan when measured times change (see `Controller`); with one stage a rank it
             may move layers.
+        replan_in_background: see `Controller`.
         timeout_s: see `ConductorSchedule`.
         migrate: what moves between ranks during a step, and what it costs; None moves nothing.
         save: folder to write a checkpoint to at the end.
@@ -74,6 +75,7 @@ class TrainSettings:
     policy: Policy | None = None
     pace: Emulation | None = None
     replan: Replan | None = None
+    replan_in_background: bool = True
     timeout_s: float = 120.0
     migrate: SimpleModel | None = None
     save: Path | None = None
@@ -171,6 +173,7 @@ class Training:
             settings.replan,
             layers=self.layers if plan.stage_ranks == tuple(range(plan.num_ranks)) else None,
             apply=self._apply,
+            in_background=settings.replan_in_background,
         )
         if state is not None:
             for stage, module in self._modules.items():

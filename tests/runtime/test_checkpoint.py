@@ -14,7 +14,11 @@ from tests.runtime.test_controller import FAST, propose
 def interrupted(rank, folder, steps_before):
     """Losses of six steps, the training made anew from a checkpoint in between."""
     plan = build("zb-1p", FAST)
-    settings = TrainSettings(config=GPTConfig(num_layers=6, d_model=16, sequence=8), replan=propose)
+    settings = TrainSettings(
+        config=GPTConfig(num_layers=6, d_model=16, sequence=8),
+        replan=propose,
+        replan_in_background=False,
+    )
     training = Training(settings, plan, FAST)
     losses = [training.step()[0].loss for _ in range(steps_before)]
     layers = training.layers

@@ -59,7 +59,7 @@ def blocks(text: str) -> Iterator[File | Command]:
     lines = text.splitlines()
     kind, marker, start, body = "", "", 0, list[str]()
     for number, line in enumerate([*lines, ""], 1):
-        fence = re.fullmatch(r"```(\w*)", line)
+        fence = re.fullmatch(r"```(\w*).*", line)
         if kind in ("", "indented") and line.startswith("    ") and line.strip():
             if not kind:
                 kind, start, body = "indented", number, []
@@ -115,5 +115,5 @@ def mentioned(text: str) -> Iterator[tuple[str, ...]]:
 
 
 def python_blocks(text: str) -> list[str]:
-    """Blocks of Python, but for those that are a file of the repository."""
-    return [code for code in re.findall(r"```python\n(.*?)```", text, re.S) if "--8<--" not in code]
+    """Blocks of Python."""
+    return re.findall(r"```python\n(.*?)```", text, re.S)

@@ -100,9 +100,6 @@ class MigratableMLP(nn.Module):
             inner = [first(x) for first in self.firsts]
             output: Tensor = self.down(hidden_of(inner, self.activation))
             return output
-        device = x.device.type
-        if torch.is_autocast_enabled(device):
-            x = x.to(torch.get_autocast_dtype(device))
         parameters = self.parameters_in_order
         keeps = torch.is_grad_enabled() and (
             x.requires_grad or any(p.requires_grad for p in parameters)
@@ -227,8 +224,12 @@ class _MLP(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, module: MigratableMLP, keeps: bool, bias: Tensor | None, *_: Tensor
     ) -> Tensor:
-        gated, lending, weights = module.gated, module.lending, module.weights(x.dtype)
+        gated, lending, device = module.gated, module.lending, x.device.type
         assert lending is not None
+        ctx.dtype = x.dtype
+        if torch.is_autocast_enabled(device):
+            x = x.to(torch.get_autocast_dtype(device))
+        weights = module.weights(x.dtype)
         moves = len(lending.parts(module.block, Kind.F)) > 0
         fused = None if moves or bias is None else bias.to(x.dtype)
         # Of a checkpointed forward nothing is kept; when it runs again, its backward is next.
@@ -272,7 +273,9 @@ class _MLP(torch.autograd.Function):
             columns = _columns(part)
             own = columns_of(weights, columns, gated=gated)
             some = [tensor[..., columns] for tensor in inner]
-            result, grads = slice_backward(grad, some, own, module.activation, gated=gated)
+            result, grads = slice_backward(
+                grad, some, own, module.activation, gated=gated, dtype=ctx.dtype
+            )
             return result, *grads
 
         def ask(part: Part, serial: int) -> Request:
@@ -284,10 +287,11 @@ class _MLP(torch.autograd.Function):
             module=module, x=x.detach(), grad=grad, inner=inner,
             inner_grads=Columns.of(done, x, 1 + gated),
         )  # fmt: skip
+        result = _sum(done).to(ctx.dtype)
         order = [module.down.bias, *module.parameters_in_order]
         if module.queue is not None:
             module.queue.add(pending)
-            return _sum(done), None, None, *[None] * len(order)
+            return result, None, None, *[None] * len(order)
         found = dict(pending.gradients())
         return (
             _sum(done),
@@ -354,7 +358,10 @@ class SliceGradients:
         module = self.module
         own = columns_of(module.weights(self.x.dtype), columns, gated=module.gated)
         some = [tensor[..., columns] for tensor in self.inner]
-        return slice_backward(self.grad, some, own, module.activation, gated=module.gated)[1]
+        grads: tuple[Tensor, ...] = slice_backward(
+            self.grad, some, own, module.activation, gated=module.gated, dtype=self.x.dtype
+        )[1]
+        return grads
 
 
 def _whole(

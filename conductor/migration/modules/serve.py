@@ -135,7 +135,7 @@ def _serve_slice(request: Request, held: Weights) -> Reply:
         result, behind = slice_forward(first, weights, request.activation, gated=request.gated)
     else:
         result, behind = slice_backward(
-            first, inner, weights, request.activation, gated=request.gated
+            first, inner, weights, request.activation, gated=request.gated, dtype=first.dtype
         )
     return Reply(tensors=(result,), behind=behind if request.keep else ())
 

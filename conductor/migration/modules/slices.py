@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -52,7 +53,13 @@ def slice_forward(
 
 
 def slice_backward(
-    grad: Tensor, inner: Sequence[Tensor], weights: Weights, activation: int, *, gated: bool
+    grad: Tensor,
+    inner: Sequence[Tensor],
+    weights: Weights,
+    activation: int,
+    *,
+    gated: bool,
+    dtype: torch.dtype,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """The columns' part of the gradient of x, and the gradients of their inner activations.
 
@@ -62,10 +69,14 @@ def slice_backward(
         weights: of the columns.
         activation: index of `ACTIVATIONS`.
         gated: whether there is a gate.
+        dtype: of the gradient of x, in which gate's and up's are added, as under autocast.
     """
     grad_hidden = _times(grad, weights[1 + gated])
     grads = inner_gradients(inner, grad_hidden, activation)
-    parts = [_times(each, weight) for each, weight in zip(grads, weights[: 1 + gated], strict=True)]
+    parts = [
+        _times(each, weight).to(dtype)
+        for each, weight in zip(grads, weights[: 1 + gated], strict=True)
+    ]
     return parts[0] + parts[1] if gated else parts[0], grads
 
 

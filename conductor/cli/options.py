@@ -69,6 +69,13 @@ ThreadsOption = Annotated[
         help="Threads of the simulator; they change no result.",
     ),
 ]
+LayersOption = Annotated[
+    int, typer.Option("--layers", metavar="N", min=1, help="Layers of the GPT.")
+]
+WidthOption = Annotated[int, typer.Option("--width", metavar="N", min=4, help="Width of the GPT.")]
+HeadsOption = Annotated[
+    int, typer.Option("--heads", metavar="N", min=1, help="Attention heads of the GPT.")
+]
 ProfileOption = Annotated[
     Path | None,
     typer.Option("--profile", metavar="FILE.toml", help="Write the expected times as a spec file."),

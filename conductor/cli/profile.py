@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from conductor.cli.options import InputShareOption, JsonOption
+from conductor.cli.options import (
+    HeadsOption,
+    InputShareOption,
+    JsonOption,
+    LayersOption,
+    WidthOption,
+)
 
 if TYPE_CHECKING:
     from conductor.problem.spec import PipelineSpec
@@ -37,9 +43,9 @@ def profile(
         list[str] | None, typer.Argument(help="Of SCRIPT.", show_default=False)
     ] = None,
     model: Annotated[Literal["gpt"], typer.Option(help="What to measure.")] = "gpt",
-    layers: Annotated[int, typer.Option(metavar="N", min=1, help="Layers.")] = 8,
-    width: Annotated[int, typer.Option(metavar="N", min=4, help="Width of the model.")] = 128,
-    heads: Annotated[int, typer.Option(metavar="N", min=1, help="Attention heads.")] = 4,
+    layers: LayersOption = 8,
+    width: WidthOption = 128,
+    heads: HeadsOption = 4,
     sequence: Annotated[int, typer.Option(metavar="N", min=1, help="Tokens in a sample.")] = 128,
     rows: Annotated[int, typer.Option(metavar="N", min=1, help="Samples in a micro-batch.")] = 1,
     ranks: Annotated[

@@ -18,6 +18,7 @@ from conductor.cli.options import (
     SeedOption,
     UsageError,
     VariationOption,
+    WidthOption,
     chosen_variation,
 )
 from conductor.cli.run_migration import migration_model, print_summary, summary
@@ -91,8 +92,8 @@ def run(
         ),
     ] = 0.2,
     steps: Annotated[int, typer.Option(metavar="N", min=1, help="Optimizer steps.")] = 20,
-    layers: Annotated[int, typer.Option(metavar="N", min=1, help="Layers of the GPT.")] = 16,
-    width: Annotated[int, typer.Option(metavar="N", min=4, help="Width of the GPT.")] = 64,
+    layers: LayersOption = 16,
+    width: WidthOption = 64,
     noise: NoiseOption = None,
     variation: VariationOption = None,
     straggler: Annotated[
@@ -120,7 +121,7 @@ def run(
     movable: Annotated[
         float, typer.Option(metavar="X", help="Share of a forward that can move, with --migrate.")
     ] = 0.6,
-    heads: Annotated[int, typer.Option(metavar="N", min=1, help="Heads of the GPT.")] = 4,
+    heads: HeadsOption = 4,
     seed: SeedOption = 0,
     trace: Annotated[
         Path | None,

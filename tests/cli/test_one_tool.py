@@ -27,8 +27,9 @@ OWN_WORDS = {
     "--draws": "evaluate compares on them, so it needs two",
     "--episodes": "train has a default for each configuration",
     "--execution": "run can only see what has arrived",
-    "--layers": "of a model that is trained, or measured",
+    "--migrate": "shown, or done",
     "--microbatches": "each has another default",
+    "--movable": "of a simulated, or of a real forward",
     "--out": "a schedule, a spec, a model or a report",
     "--ranks": "started, measured or planned for",
     "--resume": "a training, or a run",
@@ -37,7 +38,6 @@ OWN_WORDS = {
     "--spec": "run plans for it, and runs at the machine's own speed",
     "--steps": "shown, trained or measured",
     "--trace": "a simulated, measured or traced step",
-    "--width": "of a model that is trained, or measured",
 }
 """Options that each command explains by itself, and why; their names still mean one thing."""
 

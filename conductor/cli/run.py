@@ -12,7 +12,9 @@ import typer
 
 from conductor.cli import completion
 from conductor.cli.options import (
+    HeadsOption,
     JsonOption,
+    LayersOption,
     NoiseOption,
     PolicyOption,
     SeedOption,

@@ -34,6 +34,8 @@ from conductor.runtime.links import Inbox
 
 _VERDICT_S = 0.02
 """A lender that has not answered after so long is taken to have refused."""
+_ROUNDS = 3
+"""A rank asks again, others, when some have refused."""
 _GRACE_NS = 5_000_000
 _clock = time.perf_counter_ns
 
@@ -179,7 +181,6 @@ class Exchange:
             self._helps, self._promise, self._serving = {}, None, None
             self._posted, self._results = {}, {}
             self._mine: list[Help] = []
-            self._told: tuple[int, ...] = ()
             self._posted_bytes = 0
             self.report = StepHelps()
             for rank in self._gone | self._silent:
@@ -430,6 +431,7 @@ class Exchange:
             or free_ns > within_ns
             or (doing is not None and (began, sender) <= doing)
         ):
+            self._send(sender, What.STATE, *self._state())
             self._send(sender, What.REFUSE, number)
             return
         self._promise = _Promise(
@@ -456,36 +458,32 @@ class Exchange:
             slow, whole_ns = self._target_ns / expected_ns, self._target_ns - spent_ns
             most = most * (rules.blocks - 1) // rules.blocks
         saved_ns = expected_ns * slow * share
-        for _ in range(2):
+        taken: list[tuple[int, int]] = []
+        refused: set[int] = set()
+        for _ in range(_ROUNDS):
             with self._changed:
                 half_ns = expected_ns * slow * (1.0 - movable) / 2.0
                 half_ns = max(start_ns + half_ns - _clock(), 0.0)
-                time_ms, choice = board.decide(
-                    self.rank, self._now_ms(), whole_ns / 1e6, saved_ns / 1e6, half_ns / 1e6,
-                    most, inside,
-                )  # fmt: skip
+                choice = self._choose(whole_ns, saved_ns, half_ns, most, inside, refused)
             if not choice:
                 break
-            decision: Decision = {}
-            parts = [float(q) for _, q in choice]
+            promised = self._request(choice, half_ns, saved_ns)
+            taken += [(lender, parts) for lender, parts in choice if lender in promised]
+            refused |= {lender for lender, _ in choice} - promised
+            moved = sum(parts for lender, parts in choice if lender in promised)
+            whole_ns, most = whole_ns - saved_ns * moved, most - moved
+            if len(promised) == len(choice):
+                break
+        if taken:
+            with self._changed:
+                end_ns = max(start_ns + spent_ns + whole_ns, *(h.end_ns for h in self._mine))
+                self._busy_until_ns = int(end_ns)
+                board.expects(self.rank, (end_ns - self._origin_ns) / 1e6)
+                board.tell(self.rank, promised=self._promise is not None, borrows=True)
+            self._tell()
             if self._units is not None and self._is_migratable:
-                decision, really = self._units.assign(self._stage, self._kind, choice)
-                parts = list(really)
-            asked = [(lender, q) for (lender, _), q in zip(choice, parts, strict=True) if q > 0]
-            self._request(asked, half_ns, saved_ns)
-            taken = {h.lender for h in self._mine if h.outcome == "promised"}
-            if taken:
-                with self._changed:
-                    end_ns = start_ns + max(spent_ns + time_ms * 1e6, 0.0)
-                    self._busy_until_ns = int(end_ns)
-                    board.expects(self.rank, (end_ns - self._origin_ns) / 1e6)
-                    board.tell(self.rank, promised=self._promise is not None, borrows=True)
-                self._tell()
-                return {
-                    key: kept
-                    for key, moved in decision.items()
-                    if (kept := [part for part in moved if part.lender in taken])
-                }
+                return self._units.assign(self._stage, self._kind, taken)[0]
+            return {}
         if inside and abs(slow - 1.0) > rules.surprise:
             with self._changed:
                 self._busy_until_ns = start_ns + self._target_ns
@@ -493,29 +491,53 @@ class Exchange:
             self._tell()
         return {}
 
+    def _choose(
+        self,
+        whole_ns: float,
+        saved_ns: float,
+        half_ns: float,
+        most: int,
+        inside: bool,
+        refused: set[int],
+    ) -> list[tuple[int, int]]:
+        """Lenders and their parts by the greedy rule, without those that have refused."""
+        ranks = self._board.ranks
+        before = {rank: ranks[rank].pending for rank in refused}
+        for rank in refused:
+            self._board.tell(rank, promised=True, borrows=False)
+        choice = self._board.decide(
+            self.rank, self._now_ms(), whole_ns / 1e6, saved_ns / 1e6, half_ns / 1e6, most, inside
+        )[1]
+        for rank, pending in before.items():
+            ranks[rank].pending = pending
+        return choice
+
     def _request(
-        self, choice: Sequence[tuple[int, float]], half_ns: float, saved_ns: float
-    ) -> None:
-        """Asks lenders, and waits a moment for what they say."""
-        began = self._start_ns - self._origin_ns
+        self, choice: Sequence[tuple[int, int]], half_ns: float, saved_ns: float
+    ) -> set[int]:
+        """Asks lenders and waits a moment for what they say; gives those that promise."""
+        parts = [float(q) for _, q in choice]
+        if self._units is not None and self._is_migratable:
+            parts = list(self._units.assign(self._stage, self._kind, choice)[1])
         asked = []
-        for lender, parts in choice:
+        for (lender, _), really in zip(choice, parts, strict=True):
+            if really <= 0.0:
+                continue
             help_ = Help(
-                action=self._action, borrower=self.rank, lender=lender, parts=parts,
+                action=self._action, borrower=self.rank, lender=lender, parts=really,
                 decided_ns=_clock(),
             )  # fmt: skip
             with self._changed:
                 self._numbers += 1
                 number = self._numbers
                 self._helps[number] = help_
-                free_ns = max(1e6 * self._board.ranks[lender].free_ms - self._now_ms() * 1e6, 0.0)
-            within_ns = max(free_ns, half_ns) + saved_ns * parts / 2.0
+                free_ns = max(1e6 * (self._board.ranks[lender].free_ms - self._now_ms()), 0.0)
+            within_ns = max(free_ns, half_ns) + saved_ns * really / 2.0
             asked.append(help_)
             self._send(
-                lender, What.REQUEST, number, self._action, int(1000 * parts), int(half_ns),
-                int(within_ns), began, int(self._is_migratable), _clock(),
+                lender, What.REQUEST, number, self._action, int(1000 * really), int(half_ns),
+                int(within_ns), self._start_ns - self._origin_ns, int(self._is_migratable), _clock(),
             )  # fmt: skip
-        share_ns = saved_ns
         limit = time.monotonic() + _VERDICT_S
         with self._changed:
             while (
@@ -526,11 +548,10 @@ class Exchange:
                 if help_.outcome == "asked":
                     self._cancel(help_)
                     help_.outcome = "refused"
-                if help_.outcome == "refused":
-                    self._board.tell(help_.lender, promised=True, borrows=False)
-                else:
-                    help_.back_ns += int(share_ns * help_.parts) + _GRACE_NS
+                elif help_.outcome == "promised":
+                    help_.back_ns = help_.end_ns + int(saved_ns * help_.parts) + _GRACE_NS
             self._mine += asked
+            return {help_.lender for help_ in asked if help_.outcome == "promised"}
 
     def _cancel(self, help_: Help) -> None:
         """Gives up a help; whatever comes of it later is dropped."""
@@ -588,7 +609,7 @@ class Exchange:
         elif (help_ := self._helps.get(numbers[0])) is not None:
             if what is What.ACCEPT:
                 help_.outcome = "promised"
-                help_.back_ns = _clock() + numbers[1]
+                help_.end_ns = _clock() + numbers[1]
                 board.tell(sender, promised=True, borrows=False)
             elif what is What.REFUSE:
                 help_.outcome = "refused"
@@ -630,24 +651,24 @@ class Exchange:
         board.expects(sender, now + free_ns / 1e6)
         board.tell(sender, promised=bool(promised), borrows=bool(borrows))
 
+    def _state(self) -> tuple[int, ...]:
+        """Where this rank stands: running action, when it is free, whether it has promised, borrows."""
+        promise, now = self._promise, _clock()
+        is_busy = self._running is not None or self._serving is not None
+        free_ns = max(self._busy_until_ns - now, 0) if is_busy else 0
+        if promise is not None:
+            free_ns = max(free_ns, promise.ready_ns - now)
+            free_ns += self._busy_ns(promise.action, promise.parts)
+        borrows = self._running is not None and any(h.outcome == "promised" for h in self._mine)
+        action = self._board.ranks[self.rank].action
+        running = self._board.is_running(self.rank)
+        return action, int(running), free_ns, int(promise is not None), int(borrows)
+
     def _tell(self) -> None:
         """Tells all others where this rank stands."""
         with self._changed:
-            board, promise = self._board, self._promise
-            state = board.ranks[self.rank]
-            busy = self._running is not None or self._serving is not None
-            free_ns = max(self._busy_until_ns - _clock(), 0) if busy else 0
-            if promise is not None:
-                free_ns = max(free_ns, promise.ready_ns - _clock()) + self._busy_ns(
-                    promise.action, promise.parts
-                )
-            borrows = self._running is not None and any(h.outcome == "promised" for h in self._mine)
-            running = board.is_running(self.rank)
-            numbers = (state.action, int(running), free_ns, int(promise is not None), int(borrows))
-            if numbers == self._told:
-                return
-            self._told = numbers
-            self._links.broadcast(Packet(what=What.STATE, step=self._step, numbers=numbers))
+            packet = Packet(what=What.STATE, step=self._step, numbers=self._state())
+            self._links.broadcast(packet)
 
     def _on_broken(self, rank: int) -> None:
         with self._changed:

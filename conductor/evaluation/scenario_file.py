@@ -50,6 +50,9 @@ def load_scenario_file(path: str | Path) -> Scenario:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
+        if first["type"] == "extra_forbidden":
+            known = ", ".join(_File.model_fields)
+            raise FormatError(f"{path}: unknown key {where!r}; a scenario has {known}") from None
         raise FormatError(f"{path}: {where}: {first['msg']}") from None
     if (file.preset is None) == (file.spec is None):
         raise FormatError(f"{path}: give one of preset and spec")

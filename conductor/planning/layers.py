@@ -79,7 +79,8 @@ def load_layers(path: str | Path) -> tuple[Layer, ...]:
         where = "".join(
             f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"]
         ).lstrip(".")
-        raise FormatError(f"{path}: {where or 'the file'}: {first['msg'].lower()}") from None
+        what = "unknown key" if first["type"] == "extra_forbidden" else first["msg"].lower()
+        raise FormatError(f"{path}: {where or 'the file'}: {what}") from None
     return tuple(
         Layer(
             name=row.name if row.count == 1 else f"{row.name}.{number}",

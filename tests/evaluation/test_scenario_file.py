@@ -50,6 +50,7 @@ def test_a_spec_file_is_found_beside_the_scenario(tmp_path):
         ("preset = 3", "preset"),
         ("summary = 'no spec'", "one of preset and spec"),
         (GOOD + "extra = 1\n", "'extra'"),
+        ("num_ranks = 4", "unknown key 'num_ranks'; a scenario has preset, spec"),
         (GOOD.replace("preset", "present", 1), "present"),
         (GOOD.replace('"uniform"', '"gauss"'), "gauss"),
         (GOOD.replace("level = 0.1", "level = 1.5"), "1.5"),

@@ -124,7 +124,7 @@ def test_a_layers_file_repeats_counted_rows(tmp_path):
     [
         ({"name": "a", **BLOCK, "forward_ms": -1}, r"layers\[0\].forward_ms: .*greater"),
         ({"name": "a", **BLOCK, "forward_ms": "1"}, r"layers\[0\].forward_ms: .*number"),
-        ({"name": "a", **BLOCK, "cost": 1}, r"layers\[0\].cost: extra"),
+        ({"name": "a", **BLOCK, "cost": 1}, r"layers\[0\].cost: unknown key"),
         ({"name": "a", "forward_ms": 1, "backward_weight_ms": 1}, "backward_input_ms: .*required"),
         ({"name": "a", **BLOCK, "count": 0}, r"layers\[0\].count"),
     ],

@@ -20,11 +20,13 @@ from conductor.evaluation.scheduler import (
     SchedulerName,
     execute,
     execute_migrating,
+    execute_two_tier,
 )
 from conductor.ir.schedule import FloatArray
 from conductor.migration.model import SimpleModel
 from conductor.rl.play import Weights
-from conductor.rl.shipped import has_shipped_policy
+from conductor.rl.two_tier import network
+from conductor.rl.weights import SHIPPED
 from conductor.schedules.registry import POOL
 from conductor.simulator.bounds import Bounds, lower_bounds, realised_bound
 from conductor.simulator.program import encode
@@ -91,15 +93,17 @@ class ScenarioResult:
 
 
 def default_schedulers() -> tuple[str, ...]:
-    """Every schedule, the best and the searched one, alone and with what can be added; the learned one where
-    the package has a policy."""
-    names = (*POOL, "searched", *(["rl"] if has_shipped_policy() else []))
+    """Every schedule, the best and the searched one, alone and with what can be added; the learned ones where
+    the package has their weights."""
+    names = (*POOL, "searched")
     return (
         *names,
+        *(["rl"] if SHIPPED.exists() else []),
         "best+ready-first",
         *(f"{name}+migration" for name in names),
         "best+ready-first+migration",
         "joint+migration",
+        *(["rl+migration"] if network.SHIPPED.exists() else []),
     )
 
 
@@ -215,7 +219,11 @@ def _evaluate(
 def _run(text: str, name: SchedulerName, draws: int, planner: Planner) -> _Run:
     scenario, spec = planner.scenario, planner.scenario.actual_spec
     run: Callable[[FloatArray], Outcome]
-    if name.migrates:
+    if name.migrates and name.schedule == "rl":
+        both = planner.two_tier()
+        schedule = both.schedule
+        run = partial(execute_two_tier, spec, both)
+    elif name.migrates:
         plan = planner.migration(name)
         schedule = plan.schedule
         run = partial(execute_migrating, spec, plan, planner.model)

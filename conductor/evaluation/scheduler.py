@@ -4,7 +4,8 @@ A name is a schedule with what is added to it, joined by `+`: `zb-1p`, `best+rea
 `searched+migration`. The schedule is one of `conductor schedules`, `best` (the best of them on planning
 draws), `searched` (local search from all of them on planning draws), `rl` (what the learned planner makes of
 all these, likewise) or, with migration, `joint` (order and migration searched together, likewise). `rl` alone
-is the learned scheduler as a whole: its plan, and the policy deciding during the step.
+is the learned scheduler as a whole: its plan, and the policy deciding during the step; `rl+migration` are
+both learned tiers: the best migration planned for all these, and a network that picks lenders where that pays.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import numpy.typing as npt
 from conductor.errors import DoesNotFitError, InvalidSpecError
 from conductor.evaluation.scenario import Scenario
 from conductor.ir.schedule import FloatArray, Schedule
-from conductor.migration.execution import prepare, run_draws
+from conductor.migration.execution import MigrationDraws, prepare, run_draws
 from conductor.migration.model import SimpleModel
 from conductor.migration.plan import MigrationPlan, plan_migration
 from conductor.problem.spec import PipelineSpec
@@ -27,6 +28,8 @@ from conductor.rl.instance import Instance
 from conductor.rl.planner import plan_learned
 from conductor.rl.play import Weights
 from conductor.rl.shipped import policy_weights
+from conductor.rl.two_tier import tier
+from conductor.rl.two_tier.plan import TwoTierPlan, plan_two_tier
 from conductor.schedules.registry import POOL, SCHEDULES, build
 from conductor.search.improve import improve
 from conductor.simulator.program import Program, encode
@@ -35,6 +38,9 @@ from conductor.simulator.simulate import Execution, Executor, simulate
 MODIFIERS = ("ready-first", "policy", "migration")
 PLANNING_DRAWS = 64
 """Draws that `best`, `searched` and `rl` are chosen on; never those that schedulers are evaluated on."""
+
+TWO_TIER = ("searched", "best+ready-first", "joint")
+"""Whose migration both learned tiers start from."""
 
 CHOICES = ("best", "searched", "rl", "joint")
 """Schedules that are chosen or searched, not one of `conductor schedules`."""
@@ -79,7 +85,7 @@ class SchedulerName:
                 f"joint is planned with migration only: joint+migration, not {text!r}"
             )
         decides = "policy" in modifiers or (schedule == "rl" and not modifiers)
-        if decides and len(modifiers) > 1:
+        if len(modifiers) > 1 and (decides or schedule == "rl"):
             raise InvalidSpecError(
                 f"a policy decides alone: {text!r} adds {' and '.join(modifiers)}"
             )
@@ -128,6 +134,7 @@ class Planner:
     model: SimpleModel
     policy: str | Path | Weights | None = None
     _made: dict[str, Schedule] = field(default_factory=dict)
+    _migrating: dict[SchedulerName, MigrationPlan] = field(default_factory=dict)
 
     def fitting(self) -> tuple[str, ...]:
         """Names of the schedules that fit the scenario's spec."""
@@ -157,16 +164,30 @@ class Planner:
         Raises:
             DoesNotFitError: the schedule cannot take the scenario's spec.
         """
-        joint = name.schedule == "joint"
-        spec, variation = self.scenario.spec, self.scenario.variation
-        if joint:
-            return plan_migration(
-                spec, model=self.model, variation=variation, draws=PLANNING_DRAWS,
-                steps=self.joint_steps, seed=self.seed,
-            )  # fmt: skip
-        return plan_migration(
-            spec, [self.schedule(name.schedule)], model=self.model, variation=variation,
-            executions=(name.execution,), draws=PLANNING_DRAWS, seed=self.seed,
+        if name not in self._migrating:
+            joint = name.schedule == "joint"
+            self._migrating[name] = plan_migration(
+                self.scenario.spec,
+                None if joint else [self.schedule(name.schedule)],
+                model=self.model,
+                variation=self.scenario.variation,
+                executions=("static", "ready-first") if joint else (name.execution,),
+                draws=PLANNING_DRAWS,
+                steps=self.joint_steps if joint else 0,
+                seed=self.seed,
+            )
+        return self._migrating[name]
+
+    def two_tier(self) -> TwoTierPlan:
+        """Both learned tiers, from the best that is planned with migration.
+
+        Raises:
+            FormatError: the package has no network of lenders.
+        """
+        plans = [self.migration(SchedulerName.parse(f"{name}+migration")) for name in TWO_TIER]
+        return plan_two_tier(
+            self.scenario.spec, plans, model=self.model, variation=self.scenario.variation,
+            seed=self.seed,
         )  # fmt: skip
 
     def policy_execution(self, name: str) -> PolicyExecution:
@@ -249,7 +270,15 @@ def execute_migrating(
 ) -> Outcome:
     """Runs a plan with migration over draws of durations; arguments as of `execute`."""
     prepared = prepare(spec, plan.schedule, model=model, rules=plan.rules, execution=plan.execution)
-    draws = run_draws(prepared, durations_ms)
+    return _migrated(run_draws(prepared, durations_ms))
+
+
+def execute_two_tier(spec: PipelineSpec, plan: TwoTierPlan, durations_ms: npt.ArrayLike) -> Outcome:
+    """Runs both learned tiers over draws of durations; arguments as of `execute`."""
+    return _migrated(tier.run_draws(plan.prepared(spec), plan.tier, durations_ms))
+
+
+def _migrated(draws: MigrationDraws) -> Outcome:
     return Outcome(
         makespan_ms=draws.makespan_ms,
         moved_share=float(draws.moved_share.mean()),

@@ -10,6 +10,7 @@ from conductor.evaluation.scenario import Scenario, load_scenario, scenario_name
 from conductor.evaluation.scheduler import Planner, SchedulerName
 from conductor.migration.model import SimpleModel
 from conductor.problem.presets import load_preset
+from conductor.rl.two_tier.network import LendingNetwork
 from conductor.schedules.registry import build
 from conductor.simulator.program import encode
 from conductor.simulator.simulate import simulate
@@ -147,13 +148,20 @@ def test_the_learned_scheduler_holds_a_policy_without_sense_to_the_searched_plan
     assert rl.moved_share == 0.0
 
 
-def test_a_policy_decides_on_any_schedule_and_migration_is_planned_on_the_learned_plan():
-    by_name, _ = rows(
-        NOISY, "zb-1p+policy", "zb-1p", "rl", "rl+migration", search_ms=100.0, policy=WEIGHTS
-    )
+def test_a_policy_decides_on_any_schedule():
+    by_name, _ = rows(NOISY, "zb-1p+policy", "zb-1p", policy=WEIGHTS)
     assert by_name["zb-1p+policy"].schedule == "zb-1p"
     assert by_name["zb-1p+policy"].mean_ms <= by_name["zb-1p"].ci95_ms[1]
-    assert by_name["rl+migration"].mean_ms < by_name["rl"].mean_ms
+
+
+def test_both_learned_tiers_start_from_the_best_planned_migration(monkeypatch):
+    lenders = LendingNetwork.initial(4, np.random.default_rng(0))  # decides as the planner's rule
+    monkeypatch.setattr(LendingNetwork, "load", lambda: lenders)
+    by_name, _ = rows(
+        NOISY, "joint+migration", "searched+migration", "rl+migration", search_ms=100.0, joint_steps=50
+    )  # fmt: skip
+    planned = min(by_name[name].mean_ms for name in ("joint+migration", "searched+migration"))
+    assert by_name["rl+migration"].mean_ms <= 1.005 * planned
     assert by_name["rl+migration"].moved_share > 0.0
 
 
@@ -164,12 +172,15 @@ def test_a_schedule_that_overlaps_is_left_out_for_a_policy():
 
 
 def test_a_policy_decides_alone():
-    with pytest.raises(InvalidSpecError, match="a policy decides alone"):
-        SchedulerName.parse("zb-1p+policy+migration")
+    for name in ("zb-1p+policy+migration", "rl+ready-first+migration"):
+        with pytest.raises(InvalidSpecError, match="a policy decides alone"):
+            SchedulerName.parse(name)
 
 
-def test_without_a_policy_in_the_package_the_learned_scheduler_is_no_default(monkeypatch):
-    monkeypatch.setattr("conductor.evaluation.evaluate.has_shipped_policy", lambda: False)
-    assert "rl" not in default_schedulers()
-    monkeypatch.setattr("conductor.evaluation.evaluate.has_shipped_policy", lambda: True)
+def test_learned_schedulers_are_no_default_without_their_weights(monkeypatch, tmp_path):
+    monkeypatch.setattr("conductor.evaluation.evaluate.SHIPPED", tmp_path)  # exists
+    monkeypatch.setattr("conductor.rl.two_tier.network.SHIPPED", tmp_path)
     assert {"rl", "rl+migration"} <= set(default_schedulers())
+    monkeypatch.setattr("conductor.evaluation.evaluate.SHIPPED", tmp_path / "none")
+    monkeypatch.setattr("conductor.rl.two_tier.network.SHIPPED", tmp_path / "none")
+    assert not {"rl", "rl+migration"} & set(default_schedulers())

@@ -222,15 +222,17 @@ class Lending:
     def settle(self, returned: Iterable[Returned]) -> None:
         """Adds what the lenders have summed up to the gradients, and computes what they have not done.
 
-        Once per optimizer step, when all its actions have run, with every `Returned` of this stage.
-        They are added in the order given.
+        Once per optimizer step, when all its actions have run, with every `Returned` of this stage;
+        those of other stages are passed over. They are added in the order given.
 
         Raises:
             RuntimeError: a lender's sum has gradients that were not asked for, or lacks some that it
                 had acknowledged.
         """
         for back in returned:
-            _, block, first, stop = back.key
+            stage, block, first, stop = back.key
+            if stage != self.stage:
+                continue
             unknown = set(back.serials) - self._owed - set(self.unsettled)
             if unknown:
                 raise RuntimeError(f"gradients of requests {sorted(unknown)} were counted already")

@@ -141,6 +141,10 @@ class MigratableMLP(nn.Module):
         own = columns_of(self.weights(x.dtype), columns, gated=self.gated)
         return inner_of(x, own, gated=self.gated)
 
+    def with_hidden(self, inner: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Inner activations and the hidden ones that they make."""
+        return *inner, hidden_of(inner, self.activation)
+
     def ask(
         self, part: Part, serial: int, kind: Kind, tensors: Sequence[Tensor], keep: bool
     ) -> Request:
@@ -192,21 +196,30 @@ class Columns:
         return cls(tensors=tensors, here=here, owed=owed)
 
     def complete(
-        self, lending: Lending, compute: Callable[[slice], Sequence[Tensor]]
+        self,
+        lending: Lending,
+        compute: Callable[[slice], tuple[Tensor, ...]],
+        finish: Callable[[tuple[Tensor, ...]], tuple[Tensor, ...]] = tuple,
     ) -> tuple[Tensor, ...]:
-        """Takes what is owed, computes what is lost; all columns are there afterwards."""
+        """Takes what is owed, computes what is lost; all columns are there afterwards.
+
+        Args:
+            lending: of the stage.
+            compute: what a lender would have sent of some columns.
+            finish: makes all tensors' columns of that.
+        """
         # Saved tensors may not change under autograd's eyes; `data` is out of its sight.
         here = self.here.data
         for piece in self.owed:
             assert piece.serial is not None
             behind = lending.take_behind(piece.serial)
             if behind is not None:
-                self._put(_columns(piece.part), behind)
+                self._put(_columns(piece.part), finish(behind))
         self.owed.clear()
         if not here.all():
             missing = (~here).nonzero()
             columns = slice(int(missing[0]), int(missing[-1]) + 1)
-            self._put(columns, compute(columns))
+            self._put(columns, finish(compute(columns)))
         return self.tensors
 
     def _put(self, columns: slice, tensors: Sequence[Tensor]) -> None:
@@ -238,8 +251,10 @@ class _MLP(torch.autograd.Function):
 
         def compute(part: Part) -> tuple[Tensor, ...]:
             own = columns_of(weights, _columns(part), gated=gated)
-            result, inner = slice_forward(x, own, module.activation, gated=gated, bias=fused)
-            return result, *inner
+            result, inner, hidden = slice_forward(
+                x, own, module.activation, gated=gated, bias=fused
+            )
+            return result, *inner, hidden
 
         def ask(part: Part, serial: int) -> Request:
             return module.ask(part, serial, Kind.F, (x,), keeps)
@@ -248,11 +263,11 @@ class _MLP(torch.autograd.Function):
         output = _sum(done)
         if moves and bias is not None:
             output = output + bias.to(x.dtype)
-        inner = Columns.of(done, x, 1 + gated)
+        inner = Columns.of(done, x, 2 + gated)
         if not keeps:
             inner.owed.clear()
         if again:
-            inner.complete(lending, lambda columns: module.inner(x, columns))
+            inner.complete(lending, lambda columns: module.inner(x, columns), module.with_hidden)
         ctx.save_for_backward(x, inner.here, *inner.tensors)
         ctx.module, ctx.owed = module, inner.owed
         return output
@@ -265,8 +280,8 @@ class _MLP(torch.autograd.Function):
         assert lending is not None
         x, here, *tensors = ctx.saved_tensors
         weights = module.weights(x.dtype)
-        inner = Columns(tensors=tuple(tensors), here=here, owed=ctx.owed).complete(
-            lending, lambda columns: module.inner(x, columns)
+        *inner, hidden = Columns(tensors=tuple(tensors), here=here, owed=ctx.owed).complete(
+            lending, lambda columns: module.inner(x, columns), module.with_hidden
         )
 
         def compute(part: Part) -> tuple[Tensor, ...]:
@@ -283,9 +298,10 @@ class _MLP(torch.autograd.Function):
             return module.ask(part, serial, Kind.I, (grad, *some), keep=True)
 
         done = lending.split(module.block, Kind.I, ask, compute)
+        inner_grads = Columns.of(done, x, 1 + gated)
         pending = SliceGradients(
-            module=module, x=x.detach(), grad=grad, inner=inner,
-            inner_grads=Columns.of(done, x, 1 + gated),
+            module=module, x=x.detach(), grad=grad, hidden=hidden, inner_grads=inner_grads,
+            inner=tuple(inner) if inner_grads.owed else (),
         )  # fmt: skip
         result = _sum(done).to(ctx.dtype)
         order = [module.down.bias, *module.parameters_in_order]
@@ -309,19 +325,21 @@ class SliceGradients:
         module: the MLP.
         x: its input.
         grad: of its output.
-        inner: inner activations.
-        inner_grads: their gradients.
+        hidden: hidden activations.
+        inner_grads: gradients of the inner activations.
+        inner: those, if some of their gradients may be lost.
     """
 
     module: MigratableMLP
     x: Tensor
     grad: Tensor
-    inner: tuple[Tensor, ...]
+    hidden: Tensor
     inner_grads: Columns
+    inner: tuple[Tensor, ...]
 
     def held(self) -> list[Tensor]:
         """The tensors that wait for W."""
-        return [self.x, self.grad, *self.inner, *self.inner_grads.tensors]
+        return [self.x, self.grad, self.hidden, *self.inner_grads.tensors, *self.inner]
 
     def gradients(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Each parameter's gradient; zeros in columns whose lender returns them later."""
@@ -330,7 +348,7 @@ class SliceGradients:
         assert lending is not None
         grads = self.inner_grads.complete(lending, self._inner_grads)
         x, grad = flat(self.x), flat(self.grad)
-        wide = [flat(hidden_of(self.inner, module.activation)), *map(flat, grads)]
+        wide = [flat(self.hidden), *map(flat, grads)]
         parameters = module.parameters_in_order
 
         def cut(part: Part) -> tuple[Tensor, ...]:

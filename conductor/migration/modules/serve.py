@@ -132,7 +132,7 @@ def _serve_slice(request: Request, held: Weights) -> Reply:
     first, *inner = request.tensors
     weights = tuple(weight.to(first.dtype) for weight in held)
     if request.kind is Kind.F:
-        result, behind = slice_forward(first, weights, request.activation, gated=request.gated)
+        result, behind, _ = slice_forward(first, weights, request.activation, gated=request.gated)
     else:
         result, behind = slice_backward(
             first, inner, weights, request.activation, gated=request.gated, dtype=first.dtype

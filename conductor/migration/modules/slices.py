@@ -38,8 +38,8 @@ def inner_of(x: Tensor, weights: Weights, *, gated: bool) -> tuple[Tensor, ...]:
 
 def slice_forward(
     x: Tensor, weights: Weights, activation: int, *, gated: bool, bias: Tensor | None = None
-) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """The columns' part of the output, (..., D), and their inner activations.
+) -> tuple[Tensor, tuple[Tensor, ...], Tensor]:
+    """The columns' part of the output, (..., D), their inner activations, and the hidden ones.
 
     Args:
         x: (..., D).
@@ -49,7 +49,8 @@ def slice_forward(
         bias: of the second matrix, where it is to be added here.
     """
     inner = inner_of(x, weights, gated=gated)
-    return functional.linear(hidden_of(inner, activation), weights[1 + gated], bias), inner
+    hidden = hidden_of(inner, activation)
+    return functional.linear(hidden, weights[1 + gated], bias), inner, hidden
 
 
 def slice_backward(

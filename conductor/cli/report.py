@@ -148,13 +148,15 @@ def _runs(
     paths: list[Path], titles: dict[Path, str], steps: int, dp_rank: int | None
 ) -> list[Entry]:
     from conductor.cli.whatif import read
-    from conductor.interop.timeline_json import is_timeline, read_timeline
+    from conductor.interop.timeline_json import is_timeline, read_helps, read_timeline
     from conductor.report.traced import measured, traced
 
     entries = []
     for path in paths:
         if is_timeline(path):
-            entries.append(measured(read_timeline(path), title=titles[path]))
+            entries.append(
+                measured(read_timeline(path), title=titles[path], helps=read_helps(path))
+            )
         else:
             entries += traced(read([path]), title=titles[path], num_steps=steps, dp_rank=dp_rank)
     return entries

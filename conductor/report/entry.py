@@ -7,43 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from conductor.ir.helps import Helps
 from conductor.ir.schedule import FloatArray, Int8Array, Int32Array
 from conductor.simulator.idle import IdleCause
 from conductor.simulator.timeline import Timeline
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Helps:
-    """Work that ranks did for others: migrations; arrays of shape (helps,).
-
-    Attributes:
-        actions: int32, program index of the action helped.
-        lenders: int32, the rank that helps.
-        parts: int32, parts of the action that it does.
-        of_parts: parts that can move: of every action, or an int32 a help.
-        decided_ms: when it was decided.
-        start_ms: from then on the lender is occupied.
-        end_ms: until then.
-        pieces: what each moves, where not all is alike.
-    """
-
-    actions: Int32Array
-    lenders: Int32Array
-    parts: Int32Array
-    of_parts: int | Int32Array
-    decided_ms: FloatArray
-    start_ms: FloatArray
-    end_ms: FloatArray
-    pieces: tuple[str, ...] = ()
-
-    @property
-    def does(self) -> list[str]:
-        """What each does, in words."""
-        totals = np.broadcast_to(self.of_parts, len(self.parts)).tolist()
-        texts = [f"{n} of {of} parts" for n, of in zip(self.parts.tolist(), totals, strict=True)]
-        if not self.pieces:
-            return texts
-        return [f"{text}, {piece}" for text, piece in zip(texts, self.pieces, strict=True)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -56,6 +23,7 @@ class Entry:
         timeline: simulated or measured.
         lower_bound_ms: no makespan is below it; None is unknown.
         helps: migrations, or None.
+        pieces: what each of them moves, where not all is alike.
     """
 
     title: str
@@ -63,6 +31,7 @@ class Entry:
     timeline: Timeline
     lower_bound_ms: float | None = None
     helps: Helps | None = None
+    pieces: tuple[str, ...] = ()
 
     @property
     def last_ms(self) -> float:

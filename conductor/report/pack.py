@@ -71,9 +71,18 @@ def pack(entry: Entry) -> dict[str, Any]:
         "freed": _by_kind_and_stage(program, program.freed),
         "limits": [float(limit) if np.isfinite(limit) else None for limit in program.memory_limits],
         "peaks": timeline.peak_memory.tolist(),
-        "helpDoes": [] if entry.helps is None else entry.helps.does,
+        "helpDoes": _does(entry),
         "arrays": arrays,
     }
+
+
+def _does(entry: Entry) -> list[str]:
+    """What each help does, in words."""
+    if entry.helps is None:
+        return []
+    if entry.pieces:
+        return list(entry.pieces)
+    return [f"{parts} of {entry.helps.of_parts} parts" for parts in entry.helps.parts.tolist()]
 
 
 def _packed(values: npt.ArrayLike, kind: str) -> dict[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from conductor.ir.helps import Helps
 from conductor.ir.schedule import Schedule
 from conductor.migration.blocks import execution as blocks
 from conductor.migration.blocks.costs import PIECES
@@ -12,7 +13,7 @@ from conductor.migration.execution import run
 from conductor.migration.model import SimpleModel
 from conductor.migration.plan import MigrationPlan, plan_migration
 from conductor.problem.spec import PipelineSpec
-from conductor.report.entry import Entry, Helps, size_of
+from conductor.report.entry import Entry, size_of
 from conductor.simulator.bounds import lower_bounds
 from conductor.simulator.simulate import Execution, timeline
 from conductor.simulator.timeline import Timeline
@@ -53,15 +54,21 @@ def planned(plan: MigrationPlan | BlockPlan, *, title: str) -> Entry:
     With the per-block model a help is of one block of an action; when it was decided is not kept, so that
     it counts from the start of the lender's work.
     """
+    moved: tuple[str, ...] = ()
     if isinstance(plan, BlockPlan):
         base, block_run = plan.prepared.base, blocks.run(plan.prepared)
         starts, ends = block_run.start_ms, block_run.end_ms
         actions, lenders, pieces, parts = block_run.helps[:, :4].T.astype(np.int32)
+        totals = plan.prepared.pieces.parts
         helps = Helps(
-            actions=actions, lenders=lenders, parts=parts, of_parts=plan.prepared.pieces.parts[pieces],
+            actions=actions, lenders=lenders, parts=parts, of_parts=int(totals.max()),
             decided_ms=block_run.helps[:, 4], start_ms=block_run.helps[:, 4],
-            end_ms=block_run.helps[:, 5], pieces=tuple(PIECES[piece] for piece in pieces),
+            end_ms=block_run.helps[:, 5],
         )  # fmt: skip
+        moved = tuple(
+            f"{part} of {totals[piece]} parts, {PIECES[piece]}"
+            for part, piece in zip(parts.tolist(), pieces.tolist(), strict=True)
+        )
     else:
         base, step = plan.prepared, run(plan.prepared)
         starts, ends = step.start_ms, step.end_ms
@@ -79,4 +86,5 @@ def planned(plan: MigrationPlan | BlockPlan, *, title: str) -> Entry:
             result.spec, num_splits=plan.schedule.num_splits
         ).balanced_work_ms,
         helps=helps,
+        pieces=moved,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from conductor.ir.helps import Helps
 from conductor.ir.schedule import Int64Array
 from conductor.ir.trace import Trace
 from conductor.report.entry import Entry, size_of
@@ -12,9 +13,10 @@ from conductor.whatif.graph import build_graph
 from conductor.whatif.profile import one_step, profile, traced_schedule
 
 
-def measured(result: Timeline, *, title: str) -> Entry:
-    """A timeline as it is, from a file or a run."""
-    return Entry(title=title, note=f"{size_of(result)}, read from a file", timeline=result)
+def measured(result: Timeline, *, title: str, helps: Helps | None = None) -> Entry:
+    """A timeline as it is, from a file or a run, and the work that moved in it."""
+    note = f"{size_of(result)}, read from a file"
+    return Entry(title=title, note=note, timeline=result, helps=helps)
 
 
 def traced(

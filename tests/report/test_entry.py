@@ -5,9 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from conductor.ir.helps import Helps
 from conductor.problem.presets import load_preset
 from conductor.problem.spec import PipelineSpec
-from conductor.report.entry import Entry, Helps, idle_pieces, memory_steps
+from conductor.report.entry import Entry, idle_pieces, memory_steps
 from conductor.report.metrics import metrics
 from conductor.report.simulated import migrated, simulated
 from conductor.schedules.registry import build

@@ -11,6 +11,7 @@ from conductor.interop.timeline_json import write_timeline
 from conductor.interop.torch_csv import write_torch_csv
 from conductor.planning.plan import plan
 from conductor.problem.presets import load_preset
+from conductor.report.simulated import migrated
 from conductor.schedules.registry import build
 from conductor.simulator.simulate import timeline
 
@@ -57,6 +58,15 @@ def test_files_and_named_schedules_are_shown_side_by_side(capsys, here):
     write_timeline(timeline(spec, build("1f1b", spec)), here / "measured.json")
     run(capsys, "mine.csv", "measured.json", *GPT, "--schedule", "gpipe", "--schedule", "v-half")
     assert titles(here / "report.html") == ["measured", "mine", "v-half"]
+
+
+def test_work_that_moved_in_a_run_is_shown(capsys, here):
+    spec = load_preset("paper")
+    entry = migrated(spec, build("zb-1p", spec), title="moved")
+    write_timeline(entry.timeline, here / "step.json", helps=entry.helps)
+    run(capsys, "step.json")
+    shown = json.loads(re.search(r"const PAGE = (.*);\n", (here / "report.html").read_text())[1])
+    assert shown["entries"][0]["helpDoes"] == [f"{n} of 32 parts" for n in entry.helps.parts]
 
 
 def test_steps_of_a_trace_are_shown(capsys, here, shared_data):

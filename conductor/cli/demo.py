@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -22,9 +23,15 @@ def demo(
     ] = 500,
     seed: SeedOption = 0,
     threads: ThreadsOption = 2,
+    steps: Annotated[
+        int, typer.Option(metavar="N", min=0, help="Steps of each run on real ranks; 0: none.")
+    ] = 10,
+    folder: Annotated[
+        Path, typer.Option(metavar="FOLDER", help="For what the runs read and write.")
+    ] = Path("conductor-demo"),
 ) -> None:
-    """Plan, train and compare, on published numbers."""
-    from conductor.cli import console, plan, train, training_report
+    """Plan, train and compare, on published numbers and on four real ranks."""
+    from conductor.cli import console, demo_ranks, plan, train, training_report
     from conductor.problem.presets import load_preset
     from conductor.rl.config import PAPER
     from conductor.rl.training import start_training
@@ -49,6 +56,9 @@ def demo(
 
     out.print("\n3. One draw: the zero-bubble order, then the learned scheduler", style="bold")
     _draw(training)
+
+    if steps:
+        demo_ranks.run_experiments(folder, steps)
 
 
 def _draw(training: Training[OneInstance]) -> None:

@@ -75,8 +75,8 @@ class Memory(NamedTuple):
 
     excess: np.ndarray
     """float64 (units,): sum of realised over expected time less 1, of a micro-batch's ended actions."""
-    count: np.ndarray
-    """Of them."""
+    told: np.ndarray
+    """float64 (units,): how many that are."""
     latest: np.ndarray
     """float64 (ranks,): the same of the rank's last action beyond its micro-batch's mean."""
     smooth: np.ndarray
@@ -109,7 +109,7 @@ def make_memory(num_units, num_ranks, num_actions):
 def forget(memory):
     """Before the first action."""
     memory.excess[:] = 0.0
-    memory.count[:] = 0.0
+    memory.told[:] = 0.0
     memory.latest[:] = 0.0
     memory.smooth[:] = 0.0
     memory.ended[0] = 0
@@ -122,13 +122,13 @@ def remember(layout, costs, memory, factors, rank, i):
     if layout.duration_ms[i] == 0.0:
         return
     unit = costs.units[i]
-    count = memory.count[unit]
+    count = memory.told[unit]
     usual = 1.0 + memory.excess[unit] / max(count, 1.0)
     beyond = factors[i] / max(usual, 0.05) - 1.0
     memory.latest[rank] = beyond
     memory.smooth[rank] += _SMOOTHING * (beyond - memory.smooth[rank])
     memory.excess[unit] += factors[i] - 1.0
-    memory.count[unit] = count + 1.0
+    memory.told[unit] = count + 1.0
 
 
 @_inlined
@@ -139,7 +139,7 @@ def note_clues(costs, state, memory, factors, rank, i, twin, seen):
     its rank knows it already, else 0.
     """
     unit = costs.units[i]
-    excess, count = memory.excess[unit], memory.count[unit]
+    excess, count = memory.excess[unit], memory.told[unit]
     own, known = 0.0, 0.0
     if twin >= 0 and state.status[twin] == 2:
         own, known = factors[twin] - 1.0, 1.0

@@ -15,7 +15,7 @@ import numpy as np
 
 from conductor.errors import ConductorError
 from conductor.ir.schedule import FloatArray
-from conductor.migration.execution import MigrationRules, Prepared, prepare
+from conductor.migration.execution import Execution, MigrationRules, Prepared, prepare
 from conductor.migration.plan import STARTS, plan_migration
 from conductor.problem.spec import PipelineSpec
 from conductor.rl.random_problem import random_spec, random_variation
@@ -116,7 +116,7 @@ def lesson(
     plan = plan_migration(
         spec, [build(order, spec)], variation=variation, executions=("static",), draws=8, seed=seed
     )
-    execution = "static" if in_order or plan.schedule.overlaps.any() else "ready-first"
+    execution: Execution = "static" if in_order or plan.schedule.overlaps.any() else "ready-first"
     rules = generous(plan.rules, postpone=postpone)
     prepared = prepare(spec, plan.schedule, rules=rules, execution=execution)
     draws = variation.sample(prepared.program, FITTING_DRAWS, np.random.default_rng((seed, 1)))
@@ -162,7 +162,7 @@ def evolve(
     """
     rng = np.random.default_rng(seed)
     network = start or LendingNetwork.initial(config.hidden, rng)
-    held = [_draws(one, 16, np.random.default_rng((seed, 2))) for one in validation]
+    held = [_draws(one, 16, np.random.default_rng(2)) for one in validation]
     best, best_ratio = network, mean_ratio(validation, held, network)
     report(0, best_ratio)
     parameters = network.parameters

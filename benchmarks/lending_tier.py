@@ -1,0 +1,92 @@
+"""What each part of the learned lending tier gains: `python -m benchmarks.lending_tier NETWORK...`.
+
+On the planner's plan of ZB-V, against that plan, over fresh paired draws; the mean and its 95 % half interval in
+percent. Files are networks of `python -m conductor.rl.two_tier`; none is the one that comes with the package.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+
+from conductor.evaluation.draws import fresh_draws
+from conductor.evaluation.scenario import Scenario, load_scenario
+from conductor.migration.execution import Execution, MigrationRules, prepare
+from conductor.migration.plan import MigrationPlan, plan_migration
+from conductor.migration.scenarios import SCENARIOS
+from conductor.rl.two_tier.guesses import Guesses, fit_guesses
+from conductor.rl.two_tier.network import LendingNetwork
+from conductor.rl.two_tier.tier import Tier, run_draws
+from conductor.rl.two_tier.training import FITTING_DRAWS, PATIENCE, generous
+from conductor.schedules.registry import build
+
+DRAWS = 400
+
+
+def scenarios() -> list[Scenario]:
+    """Ranks that turn slow, at two sizes; micro-batches of variable length; plain noise."""
+    large = SCENARIOS["stragglers-8x32"]
+    return [
+        load_scenario("markov-stragglers"),
+        Scenario(name="stragglers-8x32", spec=large.spec, variation=large.variation),
+        load_scenario("variable-length"),
+        load_scenario("few-microbatches"),
+    ]
+
+
+def ablation(scenario: Scenario, network: LendingNetwork) -> None:
+    """Prints a line for each combination of parts."""
+    spec, variation = scenario.spec, scenario.variation
+    plan = plan_migration(
+        spec, [build("zb-v", spec)], variation=variation, executions=("static",), draws=64
+    )
+    program = plan.prepared.program
+    fitting = variation.sample(program, FITTING_DRAWS, np.random.default_rng((0, 6)))
+    drawn = fresh_draws(scenario, program, DRAWS, 0)
+    base = _makespans(plan, plan.rules, "static", Tier(), drawn)
+    print(f"\n{scenario.name}: planner {base.mean():.2f} ms")
+    offered = generous(plan.rules, postpone=True)
+    plain = plan.rules.with_(blocks=8, recheck=True, postpone=True)
+    seen = fit_guesses(plan.prepared, fitting, seen=True)
+    twins = fit_guesses(plan.prepared, fitting, seen=True, twins=True)
+    rows: tuple[tuple[str, MigrationRules, Guesses | None, bool, bool], ...] = (
+        ("more lenders alone", offered, None, False, False),
+        ("guesses", plain, seen, False, False),
+        ("guesses with twins", plain, twins, False, False),
+        ("patience", plan.rules, None, False, True),
+        ("network", offered, None, True, False),
+        ("network, guesses", offered, seen, True, False),
+        ("network, patience", offered, None, True, True),
+        ("all three", offered, seen, True, True),
+        ("all three with twins", offered, twins, True, True),
+    )
+    for label, rules, guesses, scores, patient in rows:
+        tier = Tier(
+            guesses=guesses, network=network if scores else None,
+            patience=PATIENCE if patient else None,
+        )  # fmt: skip
+        gain = _makespans(plan, rules, "ready-first" if patient else "static", tier, drawn) - base
+        half = 1.96 * gain.std() / np.sqrt(len(gain))
+        print(
+            f"{label:24s} {100 * gain.mean() / base.mean():+.2f} % +- {100 * half / base.mean():.2f}"
+        )
+
+
+def _makespans(
+    plan: MigrationPlan,
+    rules: MigrationRules,
+    execution: Execution,
+    tier: Tier,
+    drawn: np.ndarray,
+) -> np.ndarray:
+    prepared = prepare(plan.prepared.spec, plan.schedule, rules=rules, execution=execution)
+    return run_draws(prepared, tier, drawn).makespan_ms
+
+
+if __name__ == "__main__":
+    for path in sys.argv[1:] or [None]:
+        print(f"\n{path or 'shipped network'}")
+        chosen = LendingNetwork.load(path) if path else LendingNetwork.load()
+        for one in scenarios():
+            ablation(one, chosen)

@@ -232,12 +232,12 @@ def run_training(
     first = processes.rank == 0
     wall, cpu = time.perf_counter(), time.process_time()
     with ExitStack() as stack:
-        view = stack.enter_context(TrainingView(training, silent=not first))
         scalars = None
         if log is not None and first:
             from conductor.rl.scalars import ScalarLog
 
             scalars = stack.enter_context(ScalarLog(log))
+        view = stack.enter_context(TrainingView(training, silent=not first))
 
         def notify(now: Training[Any]) -> None:
             view.show(now)

@@ -141,8 +141,8 @@ def general_table(generality: Generality) -> Table:
     from conductor.rl.evaluation import POLICY
 
     table = console.new_table(
-        f"Mean makespan over the per-rank bound: {TASKS} new pipelines, {DRAWS} draws of each",
-        "execution", "over bound", "95 % interval", "less the policy's",
+        f"Makespan: {TASKS} new pipelines, {DRAWS} draws of each",
+        "execution", "mean over bound", "95 % interval", "less the policy's",
     )  # fmt: skip
     for name in sorted(generality.over_bound, key=generality.mean):
         low, high = (100.0 * (end - 1.0) for end in generality.ci95(name))

@@ -176,8 +176,7 @@ class MigrationControl:
             self.spec, state.stale, state.retry = now, True, self._steps
             state.on, state.slow_steps = [], 0
             if change is not None and not first:
-                rank, factor = change
-                self._say(f"rank {rank} takes {factor:.2f} times as long as before")
+                self._say(f"rank {change.rank} takes {change.factor:.2f} times as long as before")
         if state.stale:
             state.stale = False
             planned = plan_migration(

@@ -25,13 +25,14 @@ class LocalDispatcher:
     part of the plan. `conductor.runtime.policy.RankPolicy` says who calls what when.
     """
 
-    def __init__(self, instance: Instance, rank: int, weights: Weights) -> None:
+    def __init__(self, instance: Instance, rank: int, weights: Weights, stay: float = 0.0) -> None:
         """Makes room for a step and begins it.
 
         Args:
             instance: the pipeline and its plan.
             rank: for whom.
             weights: of the policy.
+            stay: added to the score of what the plan does next.
         """
         p = instance.arrays
         sources = np.where(p.inputs >= 0, p.ranks[p.inputs], p.ranks[:, None])
@@ -42,6 +43,7 @@ class LocalDispatcher:
         self._rank = rank
         self._first = int(p.rank_offsets[rank])
         self._weights = weights
+        self._stay = np.float32(stay)
         self._state = kernels.one_state(kernels.new_states(self._arrays, 1), 0)
         self._busy = np.empty(len(p.ranks))
         width = instance.num_slots
@@ -90,8 +92,8 @@ class LocalDispatcher:
         """The action to start now, or None to wait."""
         assert self._running is None, "an action is running"
         action = kernels.decide_locally(
-            self._arrays, self._state, self._weights, self._busy, self._rank, now_ms, timed_out,
-            *self._buffers,
+            self._arrays, self._state, self._weights, self._stay, self._busy, self._rank, now_ms,
+            timed_out, *self._buffers,
         )  # fmt: skip
         if action < 0:
             return None
@@ -113,9 +115,11 @@ class LearnedPolicy:
 
     Attributes:
         weights: of the network.
+        stay: how much the plan's next action, or waiting for it, is preferred.
     """
 
     weights: Weights
+    stay: float = 0.0
 
     def runs(self, plan: Schedule) -> Schedule:
         """The plan with every full backward parted and micro-batches in order."""
@@ -133,4 +137,4 @@ class LearnedPolicy:
             raise InvalidScheduleError(
                 f"{plan.name} has full backwards or micro-batches out of order: part it with `runs`"
             )
-        return LocalDispatcher(instance, rank, self.weights)
+        return LocalDispatcher(instance, rank, self.weights, self.stay)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from conductor.ir.schedule import FloatArray, Int64Array
-from conductor.rl.play import Decider, Decisions, Float32Array, record
+from conductor.rl.play import Comparisons, Decider, Decisions, Float32Array, compare, record
 from conductor.rl.processes import Processes
 from conductor.rl.returns import discounted_returns
 from conductor.rl.source import Source, Task
@@ -30,6 +30,8 @@ class Experience:
         slots: int64, shape (own,); what was chosen.
         returns: float32, shape (own,); discounted.
         baselines: float32, shape (own,); by how much the episode did better than the others of its draw.
+        outcomes: float32, shape (own, slots); what each choice leads to, see `Comparisons`. None where
+            decisions were not compared; where they were, returns and baselines are 0.
         places: int64, shape (own,); which of all decisions are this process's own.
         tasks: int64, shape (T,); the task of each decision.
         rewards: float64, shape (episodes,); undiscounted sum of each episode.
@@ -40,6 +42,7 @@ class Experience:
     slots: Tensor
     returns: Tensor
     baselines: Tensor
+    outcomes: Tensor | None
     places: Int64Array
     tasks: Int64Array
     rewards: FloatArray
@@ -91,7 +94,8 @@ def collect(
         threads: of this process.
     """
     weights, discount = training.network.weights(), training.config.discount
-    parts: list[Decisions] = []
+    compared = training.config.compared
+    parts: list[Decisions | Comparisons] = []
     own: list[Int64Array] = []
     tasks: list[int] = []
     for index, (task, decider) in enumerate(plays):
@@ -100,22 +104,28 @@ def collect(
         durations = task.variation.sample(task.instance.program, draws, training.rng)
         durations = np.repeat(durations, episodes_per_draw, axis=0)[:count]
         share = processes.share(count, together=episodes_per_draw)
-        rng = training.rng if decider == Decider.SAMPLE else None
-        parts.append(
-            record(
-                task.instance,
-                durations,
-                decider,
-                weights=weights,
-                rng=rng,
-                part=share,
+        if decider == Decider.SAMPLE and compared:
+            part: Decisions | Comparisons = compare(
+                task.instance, durations, weights=weights, rng=training.rng, part=share,
+                share=compared / task.instance.program.num_actions, threads=threads,
+            )  # fmt: skip
+        else:
+            rng = training.rng if decider == Decider.SAMPLE else None
+            part = record(
+                task.instance, durations, decider, weights=weights, rng=rng, part=share,
                 threads=threads,
-            )
-        )
+            )  # fmt: skip
+        parts.append(part)
         own.append(np.arange(len(tasks), len(tasks) + count)[share])
         tasks += [index] * count
     device = next(training.network.parameters()).device
-    observations, choices, slots = _padded(parts)
+    observations, choices, slots, outcomes = _padded(parts)
+    returns = [
+        np.zeros(len(part.slots), np.float32)
+        if isinstance(part, Comparisons)
+        else discounted_returns(part, discount)
+        for part in parts
+    ]
     episode = np.concatenate(own)
     lengths = np.concatenate([np.diff(part.episode_offsets) for part in parts])
     rewards = np.concatenate([_totals(part) for part in parts])
@@ -126,10 +136,9 @@ def collect(
         observations=torch.from_numpy(observations).to(device),
         choices=torch.from_numpy(choices).to(device),
         slots=torch.from_numpy(slots).to(device),
-        returns=torch.from_numpy(
-            np.concatenate([discounted_returns(part, discount) for part in parts])
-        ).to(device),
+        returns=torch.from_numpy(np.concatenate(returns)).to(device),
         baselines=torch.from_numpy(baselines).to(device),
+        outcomes=None if outcomes is None else torch.from_numpy(outcomes).to(device),
         places=np.repeat(firsts[episode], lengths) + _count_up(lengths),
         tasks=np.repeat(tasks, all_lengths),
         rewards=processes.joined(rewards, episode, episodes),
@@ -143,10 +152,13 @@ def _share(episodes: int, num_tasks: int, index: int, together: int) -> int:
     return last - first
 
 
-def _padded(parts: Sequence[Decisions]) -> tuple[Float32Array, Int64Array, Int64Array]:
-    """Observations, choices and slots of all parts on the largest number of stages a rank; wait is last."""
+def _padded(
+    parts: Sequence[Decisions | Comparisons],
+) -> tuple[Float32Array, Int64Array, Int64Array, Float32Array | None]:
+    """Observations, choices, slots and outcomes of all parts on the largest number of stages a rank; wait is
+    last."""
     most = max(part.observations.shape[1] for part in parts)
-    observations, choices, slots = [], [], []
+    observations, choices, slots, outcomes = [], [], [], []
     for part in parts:
         stages = part.observations.shape[1]
         wait, last = 3 * stages, 3 * most
@@ -158,19 +170,29 @@ def _padded(parts: Sequence[Decisions]) -> tuple[Float32Array, Int64Array, Int64
         )
         choices.append(part.choices ^ may_wait << wait | may_wait << last)
         slots.append(np.where(part.slots == wait, last, part.slots))
-    return np.concatenate(observations), np.concatenate(choices), np.concatenate(slots)
+        if isinstance(part, Comparisons):
+            of_stages, of_wait = part.outcomes[:, :wait], part.outcomes[:, wait:]
+            outcomes.append(np.hstack([np.pad(of_stages, ((0, 0), (0, last - wait))), of_wait]))
+    return (
+        np.concatenate(observations), np.concatenate(choices), np.concatenate(slots),
+        np.concatenate(outcomes) if outcomes else None,
+    )  # fmt: skip
 
 
-def _totals(decisions: Decisions) -> FloatArray:
-    """Sum of the rewards of each episode."""
+def _totals(decisions: Decisions | Comparisons) -> FloatArray:
+    """Sum of the rewards of each episode; where decisions were compared, its makespan, negative, in ms."""
+    if isinstance(decisions, Comparisons):
+        return -decisions.makespan_ms
     lengths = np.diff(decisions.episode_offsets)
     episodes = np.repeat(np.arange(len(lengths)), lengths)
     totals: FloatArray = np.bincount(episodes, decisions.rewards, len(lengths)).astype(np.float64)
     return totals
 
 
-def _above_group(decisions: Decisions, episodes_per_draw: int) -> Float32Array:
+def _above_group(decisions: Decisions | Comparisons, episodes_per_draw: int) -> Float32Array:
     """By how much each decision's episode did better than the mean of its draw, shape (T,)."""
+    if isinstance(decisions, Comparisons):
+        return np.zeros(len(decisions.slots), np.float32)
     totals = _totals(decisions)
     groups = np.arange(len(totals)) // episodes_per_draw
     above = totals - (np.bincount(groups, totals) / np.bincount(groups))[groups]

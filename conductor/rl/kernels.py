@@ -640,8 +640,9 @@ def rule(p, s, decider):
 
 
 @numba.njit(cache=True, nogil=True)
-def rollout(p, busy, decider, weights, seeds, ends, peaks, bounds, decisions):
-    """Plays whole episodes: (episodes, n) realised times in, ends and peak memory out."""
+def rollout(p, busy, decider, weights, stay, seeds, ends, peaks, bounds, decisions):
+    """Plays whole episodes: (episodes, n) realised times in, ends and peak memory out. `stay` is added to the
+    logit of what the plan does next."""
     states = new_states(p, 1)
     s = one_state(states, 0)
     observation = np.zeros((p.local_stages.shape[1], NUM_FEATURES), np.float32)
@@ -656,6 +657,7 @@ def rollout(p, busy, decider, weights, seeds, ends, peaks, bounds, decisions):
             else:
                 observe(p, s, busy[e], observation)
                 network(weights, observation, num_local(p, s), hidden, other, row, logits)
+                logits[rule(p, s, REPLAY)] += stay
                 sample = uniform(seeds[e], s.counts[DECISIONS]) if decider == SAMPLE else -1.0
                 slot = pick(logits, s.counts[CHOICES], sample)
             step(p, s, busy[e], slot)
@@ -692,6 +694,84 @@ def record(
             t += 1
         makespans[e] = s.numbers[MAKESPAN]
         lengths[e] = t if s.counts[LEFT] == 0 else -1
+
+
+@numba.njit(cache=True, nogil=True)
+def compare(p, busy, weights, share, seeds, observations, choices, slots, outcomes, ends, lengths):
+    """Plays sampled episodes; at a share of the decisions every choice is tried: from there the network's best
+    is played to the end, under the same times. `outcomes` has the makespans, (episodes, room, slots), `ends`
+    those of the sampled episodes. More than `room` decisions of an episode are not tried."""
+    states = new_states(p, 2)
+    s, tried = one_state(states, 0), one_state(states, 1)
+    observation = np.zeros((p.local_stages.shape[1], NUM_FEATURES), np.float32)
+    hidden, other, row = scratch(weights)
+    logits = np.empty(3 * p.local_stages.shape[1] + 1, np.float32)
+    for e in range(len(busy)):
+        reset(p, s, busy[e])
+        t = 0
+        while s.counts[LEFT] > 0:
+            count, options = 2 * s.counts[DECISIONS], s.counts[CHOICES]
+            observe(p, s, busy[e], observation)
+            network(weights, observation, num_local(p, s), hidden, other, row, logits)
+            slot = pick(logits, options, uniform(seeds[e], count))
+            if t < observations.shape[1] and uniform(seeds[e], count + 1) < share:
+                observations[e, t] = observation
+                choices[e, t] = options
+                slots[e, t] = slot
+                for choice in range(len(logits)):
+                    outcomes[e, t, choice] = 0.0
+                    if (options >> choice) & 1:
+                        copy_state(s, tried)
+                        step(p, tried, busy[e], choice)
+                        while tried.counts[LEFT] > 0:
+                            observe(p, tried, busy[e], observation)
+                            network(
+                                weights,
+                                observation,
+                                num_local(p, tried),
+                                hidden,
+                                other,
+                                row,
+                                logits,
+                            )
+                            step(p, tried, busy[e], pick(logits, tried.counts[CHOICES], -1.0))
+                        outcomes[e, t, choice] = tried.numbers[MAKESPAN]
+                t += 1
+            step(p, s, busy[e], slot)
+        ends[e] = s.numbers[MAKESPAN]
+        lengths[e] = t if s.counts[LEFT] == 0 else -1
+
+
+@counting_nothing
+def copy_state(s, t):
+    """Makes t an equal episode under way."""
+    copy(s.cursor, t.cursor)
+    copy(s.arrived, t.arrived)
+    copy(s.ready, t.ready)
+    copy(s.ends, t.ends)
+    copy(s.plan_cursor, t.plan_cursor)
+    copy(s.declined, t.declined)
+    copy(s.free_at, t.free_at)
+    copy(s.memory, t.memory)
+    copy(s.peak, t.peak)
+    copy(s.ratio, t.ratio)
+    copy(s.spread, t.spread)
+    copy(s.wake, t.wake)
+    copy(s.tree, t.tree)
+    for rank in range(len(s.work)):
+        copy(s.work[rank], t.work[rank])
+        copy(s.rest[rank], t.rest[rank])
+    copy(s.head, t.head)
+    copy(s.chain, t.chain)
+    copy(s.numbers, t.numbers)
+    copy(s.counts, t.counts)
+
+
+@counting_nothing
+def copy(a, b):
+    """Copies a vector (a slice's assignment allocates)."""
+    for i in range(len(a)):
+        b[i] = a[i]
 
 
 @counting_nothing
@@ -741,7 +821,7 @@ def step_batch(p, s, busy, slots, observations, rewards):
 
 @numba.njit(cache=True, nogil=True)
 def decide_locally(
-    p, s, weights, busy, rank, now, timed_out, observation, hidden, other, row, logits
+    p, s, weights, stay, busy, rank, now, timed_out, observation, hidden, other, row, logits
 ):
     """The action that a rank of a real run is to start now, -1 to wait. Its state has its own part only:
     `busy` and `ends` of its own actions and of those behind the messages that have come."""
@@ -754,6 +834,7 @@ def decide_locally(
         return only
     observe(p, s, busy, observation)
     network(weights, observation, num_local(p, s), hidden, other, row, logits)
+    logits[rule(p, s, REPLAY)] += stay
     return chosen(p, s, pick(logits, s.counts[CHOICES], -1.0))
 
 

@@ -12,6 +12,11 @@ from conductor.rl.instance import Instance
 from conductor.rl.play import Decider, play
 from conductor.schedules.best import score_ms
 from conductor.schedules.registry import POOL, SCHEDULES, adapt, build
+from conductor.search.improve import improve
+from conductor.simulator.program import Program
+from conductor.variation import Variation
+
+PLAN_DRAWS, PLAN_SEED = 64, 99
 
 
 def best_plan(spec: PipelineSpec) -> Schedule:
@@ -23,6 +28,28 @@ def best_plan(spec: PipelineSpec) -> Schedule:
     Raises:
         DoesNotFitError: some rank's memory holds less than one micro-batch.
     """
+    return min(_plans(spec), key=lambda plan: round(score_ms(spec, plan, "makespan"), 9))
+
+
+def robust_plan(spec: PipelineSpec, variation: Variation, evaluations: int) -> Schedule:
+    """The plan that a search finds for the mean makespan over draws, from those `best_plan` chooses from.
+
+    Args:
+        spec: expected times; the plan is on its own placement.
+        variation: what realised durations are drawn from; the draws are always the same.
+        evaluations: orders that the search tries.
+    """
+
+    def draws(program: Program) -> FloatArray:
+        return variation.sample(program, PLAN_DRAWS, np.random.default_rng(PLAN_SEED))
+
+    found = improve(
+        spec, _plans(spec), evaluations=evaluations, objective="mean", durations=draws
+    )  # fmt: skip
+    return found.schedule
+
+
+def _plans(spec: PipelineSpec) -> list[Schedule]:
     plans = []
     for name in POOL:
         try:
@@ -31,8 +58,7 @@ def best_plan(spec: PipelineSpec) -> Schedule:
         except DoesNotFitError:
             continue
     plans = [plan for plan in plans if plan.num_splits == 1 and not plan.overlaps.any()]
-    plans.append(greedy_plan(spec))
-    return min(plans, key=lambda plan: round(score_ms(spec, plan, "makespan"), 9))
+    return [*plans, greedy_plan(spec)]
 
 
 def greedy_plan(spec: PipelineSpec) -> Schedule:

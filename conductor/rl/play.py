@@ -91,6 +91,7 @@ def play(
     decider: Decider,
     *,
     weights: Weights = NO_WEIGHTS,
+    stay: float = 0.0,
     rng: np.random.Generator | None = None,
     threads: int = 1,
 ) -> Played:
@@ -101,6 +102,7 @@ def play(
         durations_ms: realised, in program order, shape (episodes, n) or (n,).
         decider: who decides.
         weights: of the network, for the first two deciders.
+        stay: for them, how much the plan's next action, or waiting for it, is preferred: added to its score.
         rng: for `Decider.SAMPLE`.
         threads: to spread the episodes over; it changes no result.
     """
@@ -114,7 +116,7 @@ def play(
 
     def run(part: slice) -> None:
         kernels.rollout(
-            instance.arrays, busy[part], int(decider), weights, seeds[part], end_ms[part],
+            instance.arrays, busy[part], int(decider), weights, np.float32(stay), seeds[part], end_ms[part],
             peak[part], bound[part], decisions[part],
         )  # fmt: skip
 
@@ -164,6 +166,70 @@ def record(
         choices=choices[used],
         slots=slots[used],
         rewards=rewards[used],
+        episode_offsets=np.concatenate([[0], np.cumsum(lengths)]),
+        makespan_ms=makespan,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Comparisons:
+    """Some decisions of sampled episodes, with what every choice leads to; T of them.
+
+    Attributes:
+        observations: float32, shape (T, stages a rank, NUM_FEATURES).
+        choices: int64, shape (T,); bits of the slots that could be chosen.
+        slots: int64, shape (T,); what was chosen.
+        outcomes: float32, shape (T, slots); makespan with each choice when the network's best follows, under
+            the same durations, negative, in expected times of a micro-batch; 0 for what could not be chosen.
+        episode_offsets: int64, shape (episodes + 1,).
+        makespan_ms: float64, shape (episodes,).
+    """
+
+    observations: Float32Array
+    choices: Int64Array
+    slots: Int64Array
+    outcomes: Float32Array
+    episode_offsets: Int64Array
+    makespan_ms: FloatArray
+
+
+def compare(
+    instance: Instance,
+    durations_ms: npt.ArrayLike,
+    *,
+    weights: Weights,
+    share: float,
+    rng: np.random.Generator,
+    part: slice = slice(None),
+    threads: int = 1,
+) -> Comparisons:
+    """Plays sampled episodes as `record` does and tries every choice at a share of the decisions."""
+    busy = instance.program.busy_ms(durations_ms)
+    seeds = _seeds(rng, len(busy))[part]
+    busy = busy[part]
+    # Hardly an episode has more decisions than actions.
+    episodes, room = len(busy), 16 + int(1.5 * share * busy.shape[1])
+    shape = (episodes, room)
+    observations = np.empty((*shape, instance.stages_per_rank, kernels.NUM_FEATURES), np.float32)
+    choices, slots = np.empty(shape, np.int64), np.empty(shape, np.int64)
+    outcomes = np.empty((*shape, instance.num_slots))
+    makespan = np.empty(episodes)
+    lengths = np.empty(episodes, np.int64)
+
+    def run(part: slice) -> None:
+        kernels.compare(
+            instance.arrays, busy[part], weights, share, seeds[part], observations[part],
+            choices[part], slots[part], outcomes[part], makespan[part], lengths[part],
+        )  # fmt: skip
+
+    _spread(run, episodes, threads)
+    _check(lengths)
+    used = np.arange(room) < lengths[:, None]
+    return Comparisons(
+        observations=observations[used],
+        choices=choices[used],
+        slots=slots[used],
+        outcomes=(-outcomes[used] / instance.arrays.scale).astype(np.float32),
         episode_offsets=np.concatenate([[0], np.cumsum(lengths)]),
         makespan_ms=makespan,
     )

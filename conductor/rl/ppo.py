@@ -1,7 +1,10 @@
 """Proximal policy optimisation, top to bottom: clone an expert, then play, update, play, update.
 
-Source: Schulman et al., "Proximal Policy Optimization Algorithms" (arXiv 1707.06347); the advantages are
-discounted returns less the critic's value, without a GAE parameter, as in the paper.
+Source: Schulman et al., "Proximal Policy Optimization Algorithms" (arXiv 1707.06347). The advantages are
+discounted returns less the critic's value, without a GAE parameter, as in the paper; or, where the settings
+have decisions compared, what each choice leads to under the same durations, less the mean over the choices
+(the same authors' "Trust Region Policy Optimization", arXiv 1502.05477, calls that the vine): the luck of
+the draw, most of what returns vary by, is in none of them.
 """
 
 from __future__ import annotations
@@ -9,12 +12,13 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from math import inf
 from time import perf_counter
 from types import FrameType
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from conductor.rl.cloning import clone
 from conductor.rl.experience import Experience, collect
@@ -79,23 +83,37 @@ def _update(training: Training[Source], processes: Processes, threads: int) -> N
         return
     with torch.no_grad():
         scores, values = network.decide(seen.observations)
-        old = _chosen(masked_log_probabilities(scores, seen.choices), seen.slots)
-        advantages = _of_all(seen.returns - values + seen.baselines, seen, processes)
+        old = masked_log_probabilities(scores, seen.choices)
+        if seen.outcomes is None:
+            old = _chosen(old, seen.slots)
+            advantages = _of_all(seen.returns - values + seen.baselines, seen, processes)
+        else:
+            advantages = _of_choices(old, seen, processes)
     entropy_coefficient = config.entropy_coefficient + progress * (
         config.final_entropy_coefficient - config.entropy_coefficient
     )
+    if config.final_learning_rate is not None:
+        optimizer.param_groups[0]["lr"] = config.learning_rate + progress * (
+            config.final_learning_rate - config.learning_rate
+        )
     sums, steps = torch.zeros(len(_MEANS), device=old.device), 0
     for _ in range(config.update_epochs):
         for batch, own, rows in seen.batches(config.batch_size, training.rng):
-            everyones = advantages[batch]
-            spread = everyones.std(correction=0) + 1e-8
-            advantage = (advantages[own] - everyones.mean()) / spread
             scores, values = network.decide(seen.observations.index_select(0, rows))
             logs = masked_log_probabilities(scores, seen.choices[rows])
-            gain = _chosen(logs, seen.slots[rows]) - old[rows]
+            if seen.outcomes is None:
+                everyones = advantages[batch]
+                spread = everyones.std(correction=0) + 1e-8
+                advantage, weight = (advantages[own] - everyones.mean()) / spread, torch.ones(())
+                gain = _chosen(logs, seen.slots[rows]) - old[rows]
+            else:  # every choice, as likely as it was
+                advantage, weight = advantages[rows], old[rows].exp()
+                gain = (logs - old[rows]).masked_fill(logs.isinf(), 0.0)
+                values = seen.returns[rows]  # no critic, and none to learn
             ratio = gain.exp()
             clipped = ratio.clamp(1.0 - config.clip, 1.0 + config.clip)
-            policy_loss = -torch.min(ratio * advantage, clipped * advantage).sum() / len(batch)
+            gained = weight * torch.min(ratio * advantage, clipped * advantage)
+            policy_loss = -gained.sum() / len(batch)
             value_loss = (values - seen.returns[rows]).square().sum() / len(batch)
             entropy = -(logs.exp() * logs.masked_fill(logs.isinf(), 0.0)).sum() / len(batch)
             loss = (
@@ -104,9 +122,12 @@ def _update(training: Training[Source], processes: Processes, threads: int) -> N
             optimizer.zero_grad(set_to_none=True)
             loss.backward()  # type: ignore[no-untyped-call]  # torch's
             processes.add_gradients(network)
+            if config.gradient_norm < inf:
+                nn.utils.clip_grad_norm_(network.parameters(), config.gradient_norm)
             optimizer.step()
             with torch.no_grad():
-                kl, beyond = (ratio - 1.0 - gain).sum(), (ratio != clipped).sum()
+                kl = (weight * (ratio - 1.0 - gain)).sum()
+                beyond = (weight * (ratio != clipped)).sum()
                 sums += torch.stack(
                     [policy_loss, value_loss, entropy, kl / len(batch), beyond / len(batch)]
                 )
@@ -153,6 +174,20 @@ def _validate(
             name: value.detach().cpu().clone()
             for name, value in training.network.state_dict().items()
         }
+
+
+def _of_choices(old: Tensor, seen: Experience, processes: Processes) -> Tensor:
+    """Advantages of all choices of this process's decisions, those of each task brought to one scale."""
+    assert seen.outcomes is not None
+    chances = old.exp()
+    above = seen.outcomes - (chances * seen.outcomes).sum(1, keepdim=True)
+    above = above.masked_fill(old.isinf(), 0.0)
+    tasks = torch.from_numpy(seen.tasks[seen.places]).to(old.device)
+    sizes = torch.stack([above.square().sum(1), old.isfinite().sum(1)]).double()
+    sums = [torch.bincount(tasks, size, int(seen.tasks.max()) + 1).tolist() for size in sizes]
+    squares, counts = ([processes.total(one) for one in row] for row in sums)
+    spread = (torch.tensor(squares) / torch.tensor(counts).clamp(min=1.0)).sqrt() + 1e-8
+    return above / spread.to(old.device)[tasks, None].to(above.dtype)
 
 
 @contextmanager

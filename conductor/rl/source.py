@@ -10,7 +10,7 @@ import numpy as np
 
 from conductor.problem.spec import PipelineSpec
 from conductor.rl.instance import Instance
-from conductor.rl.plans import best_plan
+from conductor.rl.plans import best_plan, robust_plan
 from conductor.variation import Variation
 
 
@@ -78,6 +78,7 @@ class OneInstance:
         return self.cloning_tasks()
 
 
-def one_pipeline(spec: PipelineSpec, variation: Variation) -> OneInstance:
-    """A pipeline with its best plan by expected times."""
-    return OneInstance(instance=Instance.of(spec, best_plan(spec)), variation=variation)
+def one_pipeline(spec: PipelineSpec, variation: Variation, *, evaluations: int = 0) -> OneInstance:
+    """A pipeline with its best plan: by expected times, or by a search of so many orders for the mean."""
+    plan = robust_plan(spec, variation, evaluations) if evaluations else best_plan(spec)
+    return OneInstance(instance=Instance.of(spec, plan), variation=variation)

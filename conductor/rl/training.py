@@ -106,10 +106,9 @@ def start_training(
     seed: int,
     device: str = "cpu",
 ) -> Training[OneInstance]:
-    """A training on a spec that has not begun, from the best plan by expected times."""
-    return new_training(
-        one_pipeline(spec, variation), config, num_episodes=num_episodes, seed=seed, device=device
-    )
+    """A training on a spec that has not begun, from the best plan that the settings find."""
+    source = one_pipeline(spec, variation, evaluations=config.plan_evaluations)
+    return new_training(source, config, num_episodes=num_episodes, seed=seed, device=device)
 
 
 S = TypeVar("S", bound=Source)

@@ -31,8 +31,11 @@ QUICK = replace(
     cloning_rollouts=32,
     episodes_per_update=16,
     batch_size=256,
+    plan_evaluations=200,
     validation_draws=16,
+    validation_interval=1,
 )
+SAMPLED = replace(QUICK, name="sampled", compared=0.0, episodes_per_draw=4)
 
 
 def quick_training(
@@ -186,7 +189,7 @@ def test_another_torch_file_is_no_checkpoint(tmp_path: Path) -> None:
         load_checkpoint(file)
 
 
-@pytest.mark.parametrize("config", [PAPER, QUICK])
+@pytest.mark.parametrize("config", [PAPER, QUICK, SAMPLED])
 @pytest.mark.parametrize("size", [(1, 1), (1, 2), (2, 1)])
 def test_a_pipeline_with_hardly_a_choice_can_be_trained(
     size: tuple[int, int], config: TrainingConfig

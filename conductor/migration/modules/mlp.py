@@ -67,32 +67,25 @@ class MigratableMLP(nn.Module):
         self.lending: Lending | None = None
         self.block = -1
         self.units = down.in_features
+        self.gated = gate is not None
+        # Gate before up; a tuple, which is quicker to reach than modules of a module.
+        self.firsts = (up,) if gate is None else (gate, up)
+        self._seconds = (down,)
         if activation not in ACTIVATIONS:
             raise CannotMoveError(f"{name!r} has {activation!r}, not {', '.join(ACTIVATIONS)}")
         self.activation = ACTIVATIONS.index(activation)
-        firsts = self.firsts
         shape = (down.out_features, down.in_features)
-        if any((first.in_features, first.out_features) != shape for first in firsts):
+        if any((first.in_features, first.out_features) != shape for first in self.firsts):
             raise CannotMoveError(f"{name!r} does not lead from a width back to the same width")
-        if len({first.bias is None for first in firsts}) > 1:
+        if len({first.bias is None for first in self.firsts}) > 1:
             raise CannotMoveError(f"{name!r} has a bias in one of gate and up, not in both")
-
-    @property
-    def firsts(self) -> tuple[nn.Linear, ...]:
-        """The matrices from D to U: gate before up."""
-        return (self.up,) if self.gate is None else (self.gate, self.up)
-
-    @property
-    def gated(self) -> bool:
-        """Whether there is a gate."""
-        return self.gate is not None
 
     @property
     def parameters_in_order(self) -> Weights:
         """As `slices` orders them, without the bias of `down`."""
-        firsts = self.firsts
-        biases = (first.bias for first in firsts if first.bias is not None)
-        return (*(first.weight for first in firsts), self.down.weight, *biases)
+        layers = (*self.firsts, *self._seconds)
+        biases = [layer.bias for layer in self.firsts if layer.bias is not None]
+        return (*[layer.weight for layer in layers], *biases)
 
     def forward(self, x: Tensor) -> Tensor:
         """Shape (..., D), in and out."""
@@ -110,7 +103,7 @@ class MigratableMLP(nn.Module):
     @property
     def queue(self) -> Queue | None:
         """Where weight gradients wait for W; None computes them in the backward."""
-        queue: Queue | None = getattr(self.up, "weight_queue", None)
+        queue: Queue | None = getattr(self.firsts[0], "weight_queue", None)
         return queue
 
     def slice_weights(self, part: Part) -> Weights:

@@ -20,9 +20,10 @@ Weights = tuple[Tensor, ...]
 def columns_of(weights: Sequence[Tensor], columns: slice, *, gated: bool) -> Weights:
     """Views of some columns' weights."""
     second = 1 + gated
-    return tuple(
-        weight[:, columns] if index == second else weight[columns]
-        for index, weight in enumerate(weights)
+    return (
+        *[weight[columns] for weight in weights[:second]],
+        weights[second][:, columns],
+        *[bias[columns] for bias in weights[second + 1 :]],
     )
 
 

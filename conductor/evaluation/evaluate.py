@@ -40,7 +40,7 @@ class Row:
 
     Attributes:
         name: of the scheduler.
-        schedule: the schedule that it executes.
+        schedule: the schedule that it executes, and how, where that was chosen.
         mean_ms: mean makespan.
         ci95_ms: 95 % interval of the mean.
         p95_ms: 95 % of the draws are shorter.
@@ -219,9 +219,12 @@ def _evaluate(
 def _run(text: str, name: SchedulerName, draws: int, planner: Planner) -> _Run:
     scenario, spec = planner.scenario, planner.scenario.actual_spec
     run: Callable[[FloatArray], Outcome]
+    how = ""
     if name.migrates and name.schedule == "rl":
         both = planner.two_tier()
         schedule = both.schedule
+        learned = both.tier.guesses is not None or both.tier.network is not None
+        how = f", {'learned' if learned else 'planned'} lending"
         run = partial(execute_two_tier, spec, both)
     elif name.migrates:
         plan = planner.migration(name)
@@ -229,7 +232,7 @@ def _run(text: str, name: SchedulerName, draws: int, planner: Planner) -> _Run:
         run = partial(execute_migrating, spec, plan, planner.model)
     elif name.decides:
         execution = planner.policy_execution(name.schedule)
-        schedule = execution.plan
+        schedule, how = execution.plan, f", {execution.name}"
         run = partial(execute, spec, schedule, execution)
     else:
         schedule = planner.schedule(name.schedule)
@@ -242,7 +245,7 @@ def _run(text: str, name: SchedulerName, draws: int, planner: Planner) -> _Run:
     return _Run(
         name=text,
         scheduler=name,
-        schedule=schedule.name,
+        schedule=f"{schedule.name}{how}",
         outcome=outcome,
         cpu_us=1e6 * (process_time() - started) / durations.size,
         bound_ms=float(

@@ -13,8 +13,12 @@ from conductor.rl.play import Decider, Played, Weights, play
 from conductor.simulator.program import Program
 from conductor.simulator.simulate import execute
 
-STAYS = (0.0, np.inf)
-"""How much a policy may be held to its plan, the least first."""
+WAYS = (
+    *((Decider.NETWORK, stay) for stay in (0.0, 1.0, 2.0, 4.0, 8.0)),
+    (Decider.READY_FIRST, 0.0),
+    (Decider.REPLAY, 0.0),
+)
+"""How a plan may be executed: by the policy, more and more held to it; as ready-first; strictly in order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -27,12 +31,21 @@ class PolicyExecution:
     Attributes:
         instance: the pipeline as it is expected to be, and the plan.
         weights: of the policy.
-        stay: how much the plan's next action, or waiting for it, is preferred; infinity is static execution.
+        stay: how much the plan's next action, or waiting for it, is preferred.
+        decider: the network, or a rule in its place.
     """
 
     instance: Instance
     weights: Weights
     stay: float = 0.0
+    decider: Decider = Decider.NETWORK
+
+    @property
+    def name(self) -> str:
+        """How it decides, in words."""
+        if self.decider != Decider.NETWORK:
+            return "ready-first" if self.decider == Decider.READY_FIRST else "static"
+        return f"policy held by {self.stay:g}" if self.stay else "policy"
 
     @property
     def plan(self) -> Schedule:
@@ -43,7 +56,7 @@ class PolicyExecution:
         """Starts and sequences, as of `conductor.simulator.simulate.execute`."""
         if not np.array_equal(program.streams, self.instance.program.streams):
             raise ValueError("a policy runs its own plan only")
-        if self.stay == np.inf:
+        if self.decider == Decider.REPLAY:
             return execute(program, busy_ms, "static")
         met = replace(
             self.instance,
@@ -59,20 +72,24 @@ class PolicyExecution:
         return self._play(self.instance, durations_ms).makespan_ms
 
     def _play(self, instance: Instance, durations_ms: FloatArray) -> Played:
-        decider = Decider.REPLAY if self.stay == np.inf else Decider.NETWORK
-        return play(instance, durations_ms, decider, weights=self.weights)
+        return play(
+            instance, durations_ms, self.decider, weights=self.weights, stay=self.stay
+        )  # fmt: skip
 
 
 def loosest(instance: Instance, weights: Weights, durations_ms: FloatArray) -> PolicyExecution:
-    """The policy, held to the plan no more than pays.
+    """The policy, held to the plan no more than pays; a rule in its place where that is better.
 
     Args:
         instance: the pipeline and its plan.
         weights: of the policy.
-        durations_ms: draws to try on, shape (draws, n), program order. Of all ways to hold to the plan it is
-            the loosest that is not measurably worse than the best: what it meets may be worse than these.
+        durations_ms: draws to try on, shape (draws, n), program order. Of `WAYS` it is the first that is not
+            measurably worse than the best: what it meets may be worse than these draws.
     """
-    tried = [PolicyExecution(instance=instance, weights=weights, stay=stay) for stay in STAYS]
+    tried = [
+        PolicyExecution(instance=instance, weights=weights, decider=decider, stay=stay)
+        for decider, stay in WAYS
+    ]
     makespans = np.stack([execution.makespans_ms(durations_ms) for execution in tried])
     more = makespans - makespans[makespans.mean(axis=1).argmin()]
     error = more.std(axis=1) / np.sqrt(more.shape[1])

@@ -24,19 +24,22 @@ from tests.rl.instances import instances, preset_instance
 from tests.rl.test_kernels import random_weights
 
 
-def run_ranks(instance: Instance, weights: Weights, busy: FloatArray) -> FloatArray:
+def run_ranks(
+    instance: Instance, weights: Weights, busy: FloatArray, stay: float = 0.0
+) -> FloatArray:
     """Ends of all actions when each rank has its own dispatcher and hears only what comes to it."""
-    return Ranks(instance, weights, busy).run()
+    return Ranks(instance, weights, busy, stay).run()
 
 
 class Ranks:
     """Ranks, links between them and a clock. A rank is asked whenever something has happened and it is free,
     the first rank first; where nothing goes on any more, the first that can is told that it has timed out."""
 
-    def __init__(self, instance: Instance, weights: Weights, busy: FloatArray) -> None:
+    def __init__(self, instance: Instance, weights: Weights, busy: FloatArray, stay: float) -> None:
         self.program, self.plan, self.busy = instance.program, instance.plan, busy
         self.ranks = [
-            LocalDispatcher(instance, rank, weights) for rank in range(instance.spec.num_ranks)
+            LocalDispatcher(instance, rank, weights, stay)
+            for rank in range(instance.spec.num_ranks)
         ]
         self.free = [True] * len(self.ranks)
         self.ends = np.full(len(busy), np.inf)
@@ -101,16 +104,16 @@ class Ranks:
         self.ranks[receiver].arrived(message, time, self.busy[action])
 
 
-@given(instances(), st.integers(0, 2**32))
+@given(instances(), st.integers(0, 2**32), st.sampled_from([0.0, 3.0, 1e30]))
 def test_ranks_that_hear_only_messages_decide_as_the_policy_in_the_simulator(
-    instance: Instance, seed: int
+    instance: Instance, seed: int, stay: float
 ) -> None:
     rng = np.random.default_rng(seed)
     weights = random_weights(rng)
     durations = UniformNoise(0.3).sample(instance.program, 2, rng)
-    played = play(instance, durations, Decider.NETWORK, weights=weights)
+    played = play(instance, durations, Decider.NETWORK, weights=weights, stay=stay)
     for draw, busy in enumerate(instance.program.busy_ms(durations)):
-        assert np.array_equal(run_ranks(instance, weights, busy), played.end_ms[draw])
+        assert np.array_equal(run_ranks(instance, weights, busy, stay), played.end_ms[draw])
 
 
 SPECS = {

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conductor.rl.execution import STAYS, PolicyExecution, loosest
+from conductor.rl.execution import PolicyExecution, loosest
 from conductor.rl.instance import Instance
 from conductor.rl.play import NO_WEIGHTS, Decider, play
 from conductor.schedules.registry import build
@@ -35,7 +35,7 @@ def test_a_simulation_is_what_the_policy_plays(instance: Instance, seed: int) ->
 def test_held_to_the_plan_for_good_it_is_static_execution(instance: Instance, seed: int) -> None:
     rng = np.random.default_rng(seed)
     durations = UniformNoise(0.3).sample(instance.program, 1, rng)[0]
-    execution = PolicyExecution(instance=instance, weights=random_weights(rng), stay=np.inf)
+    execution = PolicyExecution(instance=instance, weights=random_weights(rng), stay=1e30)
     decided = timeline(instance.spec, instance.plan, durations, execution=execution)
     static = timeline(instance.spec, instance.plan, durations)
     assert decided.start_ms == pytest.approx(static.start_ms)
@@ -43,7 +43,7 @@ def test_held_to_the_plan_for_good_it_is_static_execution(instance: Instance, se
 
 def test_links_are_met_as_they_are() -> None:
     instance = preset_instance("paper")
-    execution = PolicyExecution(instance=instance, weights=NO_WEIGHTS, stay=np.inf)
+    execution = PolicyExecution(instance=instance, weights=NO_WEIGHTS, decider=Decider.REPLAY)
     actual = instance.spec.with_(transfer_ms=30.0)
     late = simulate(actual, instance.plan, execution=execution).makespan_ms
     assert late == pytest.approx(simulate(actual, instance.plan).makespan_ms)
@@ -59,11 +59,14 @@ def test_only_its_own_plan_is_run() -> None:
 def test_a_policy_without_sense_is_held_to_the_plan_and_one_that_keeps_to_it_is_not() -> None:
     instance = preset_instance("gpt-like")
     durations = UniformNoise(0.1).sample(instance.program, 32, np.random.default_rng(0))
-    assert loosest(instance, NO_WEIGHTS, durations).stay == np.inf
+    held = loosest(instance, NO_WEIGHTS, durations)
+    assert held.name == "policy held by 1"
+    static = simulate(instance.spec, instance.plan, durations).makespan_ms
+    assert held.makespans_ms(durations) == pytest.approx(static)
     # Choosing whatever is next in the plan, or waiting for it, is to keep to it.
     first = 3  # of a slot's features: it is the plan's next
     keeping = tuple(np.zeros_like(array) for array in random_weights(np.random.default_rng(0)))
     for kind in range(3):
         keeping[0][8 * kind + first, kind] = keeping[2][kind, kind] = keeping[4][kind, kind] = 1.0
     keeping[5][0, 3] = 0.5
-    assert loosest(instance, keeping, durations).stay == STAYS[0]
+    assert loosest(instance, keeping, durations).name == "policy"

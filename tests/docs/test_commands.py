@@ -24,6 +24,7 @@ NOT_RUN = {
     r"make": "sets up an environment; CI runs `make test-all`, `check` and `docs`",
     r"(pip|python -m venv|\.) ": "sets up an environment, as CI does",
     r"pytest": "is a test",
+    r"conductor profile train.py": "is the reader's program; tests/runtime/test_script_profile.py has one",
     r"conductor evaluate .*--scenario paper-0 --scenario paper-10": "takes a quarter of an hour",
 }
 """Commands that are not run, and why. Their options are checked."""

@@ -30,7 +30,7 @@ def demo(
         Path, typer.Option(metavar="FOLDER", help="For what the runs read and write.")
     ] = Path("conductor-demo"),
 ) -> None:
-    """Plan, train and compare, on published numbers and on four real ranks."""
+    """Plan, train and compare; run on four real ranks."""
     from conductor.cli import console, demo_ranks, plan, train, training_report
     from conductor.problem.presets import load_preset
     from conductor.rl.config import PAPER

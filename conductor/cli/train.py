@@ -144,11 +144,15 @@ def train(
             training = load_checkpoint(resume, device=processes.device)
             save = save or resume
         else:
-            source = _random_pipelines(seed or 0) if curriculum else _one_pipeline(*given)
+            chosen = CONFIGS[config or ("generalist" if curriculum else "robust")]
+            source = (
+                _random_pipelines(seed or 0)
+                if curriculum
+                else _one_pipeline(*given, chosen.plan_evaluations)
+            )
             policy = (
                 load_weights(from_file) if from_file else shipped_policy() if from_shipped else None
             )
-            chosen = CONFIGS[config or ("generalist" if curriculum else "robust")]
             training = new_training(
                 source,
                 chosen if policy is None else replace(chosen, hidden=policy.hidden),
@@ -182,7 +186,11 @@ def _random_pipelines(seed: int) -> Curriculum:
 
 
 def _one_pipeline(
-    preset: str | None, spec: Path | None, noise: float | None, variation: Path | None
+    preset: str | None,
+    spec: Path | None,
+    noise: float | None,
+    variation: Path | None,
+    evaluations: int,
 ) -> OneInstance:
     from conductor.rl.source import one_pipeline
     from conductor.variation import NoVariation
@@ -190,7 +198,9 @@ def _one_pipeline(
     if noise is None and variation is None:
         noise = 0.1
     return one_pipeline(
-        chosen_spec(preset, spec), chosen_variation(noise, variation) or NoVariation()
+        chosen_spec(preset, spec),
+        chosen_variation(noise, variation) or NoVariation(),
+        evaluations=evaluations,
     )
 
 

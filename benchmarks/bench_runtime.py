@@ -19,11 +19,12 @@ import numpy as np
 import torch
 
 from conductor.problem.spec import PipelineSpec
+from conductor.runtime import executor
 from conductor.runtime.executor import ConductorSchedule
+from conductor.runtime.order import PolicyOrder
 from conductor.runtime.pace import Emulation
 from conductor.runtime.torch_backend import torch_schedule
 from conductor.schedules.registry import build
-from conductor.simulator.simulate import timeline
 from tests.runtime.networks import batch, loss_of, network, stages_of
 from tests.runtime.ranks import run_ranks
 
@@ -98,24 +99,55 @@ def show_overhead():
         )
 
 
-def show_emulation():
-    for ranks, names in ((4, ("1f1b", "zb-1p", "zb-v")), (8, ("1f1b", "zb-1p"))):
-        spec = EVEN.with_(num_ranks=ranks, num_microbatches=2 * ranks)
-        for name in names:
-            # 40 ms an action with two stages a rank, too.
-            scaled = spec if name != "zb-v" else spec.with_(
-                forward_ms=80.0, backward_input_ms=80.0, backward_weight_ms=80.0
-            )  # fmt: skip
-            plan = build(name, scaled)
-            (times,), _ = run_ranks(
-                emulated, ranks, plan, scaled, ["static"], 0.0, 11, timeout_s=300
-            )[0]
-            expected = timeline(scaled, plan).makespan_ms
-            print(
-                f"{name}, {ranks} ranks: median {np.median(times):.1f} ms, least {min(times):.1f},"
-                f" simulated {expected:.1f}: {np.median(times) / expected:.4f},"
-                f" {min(times) / expected:.4f}"
-            )
+def deciding(rank, plan, spec, policy, steps):
+    """Milliseconds of each action that the policy took, and an action took in all; medians of steps."""
+    times = ([], [])
+
+    class Timed(PolicyOrder):
+        def _timed(self, call, *args):
+            start = time.perf_counter()
+            result = call(*args)
+            times[0][-1] += 1000.0 * (time.perf_counter() - start)
+            return result
+
+        def arrived(self, *args):
+            self._timed(super().arrived, *args)
+
+        def choose(self, *args):
+            return self._timed(super().choose, *args)
+
+        def ended(self, *args):
+            self._timed(super().ended, *args)
+
+    executor.PolicyOrder = Timed
+    schedule = ConductorSchedule(
+        stages_of(network(plan.num_stages), plan, rank), plan.num_microbatches, loss_of, plan=plan,
+        mode="policy", policy=policy, spec=spec,
+    )  # fmt: skip
+    x, target = batch(plan.num_microbatches, 0)
+    for _ in range(steps):
+        schedule.barrier()
+        times[0].append(0.0)
+        start = time.perf_counter()
+        schedule.step(*([x] if plan.stage_ranks[0] == rank else []), target=target, losses=[])
+        times[1].append(1000.0 * (time.perf_counter() - start))
+    return [float(np.median(kept[2:])) / len(schedule.actions) for kept in times]
+
+
+def show_policy():
+    from conductor.rl.config import ROBUST
+    from conductor.rl.dispatcher import LearnedPolicy
+    from conductor.rl.ppo import train
+    from conductor.rl.training import start_training
+    from conductor.variation import UniformNoise
+
+    spec = EVEN.with_(memory_limit=4.0)
+    training = start_training(spec, UniformNoise(0.1), ROBUST, num_episodes=512, seed=0)
+    train(training)
+    policy = LearnedPolicy(weights=training.best_policy())
+    results = run_ranks(deciding, 4, training.source.instance.plan, spec, policy, 30)
+    policy_ms, whole_ms = np.max(results, axis=0)
+    print(f"policy: {policy_ms:.4f} ms an action and rank, of {whole_ms:.3f} for bare stages")
 
 
 def show_ready_first():
@@ -139,8 +171,8 @@ def show_ready_first():
 if __name__ == "__main__":
     torch.set_num_threads(1)
     parser = argparse.ArgumentParser()
-    parser.add_argument("parts", nargs="*", default=["overhead", "emulation", "ready-first"])
+    parser.add_argument("parts", nargs="*", default=["overhead", "policy", "ready-first"])
     for part in parser.parse_args(sys.argv[1:]).parts:
         {
-            "overhead": show_overhead, "emulation": show_emulation, "ready-first": show_ready_first
+            "overhead": show_overhead, "policy": show_policy, "ready-first": show_ready_first
         }[part]()  # fmt: skip

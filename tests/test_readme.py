@@ -8,6 +8,7 @@ import pytest
 
 from conductor.cli.app import app, main
 from conductor.evaluation.scenario_file import load_scenario_file
+from conductor.planning.plan import LEARNED
 from conductor.problem.spec_file import load_spec
 from conductor.schedules.registry import SCHEDULES
 
@@ -71,4 +72,4 @@ def test_links_lead_somewhere(path):
 
 def test_the_page_of_schedules_has_every_schedule():
     page = (Path(__file__).parents[1] / "docs/schedules.md").read_text(encoding="utf-8")
-    assert set(re.findall(r"^\| `([a-z0-9-]+)` \|", page, re.M)) == set(SCHEDULES)
+    assert set(re.findall(r"^\| `([a-z0-9-]+)` \|", page, re.M)) == {*SCHEDULES, LEARNED}

@@ -137,6 +137,7 @@ def test_completion_knows_every_name():
         ("conductor si", ["simulate"]),
         ("conductor plan --preset gpt-l", ["gpt-like"]),
         ("conductor plan --schedule zb-1", ["zb-1p"]),
+        ("conductor plan --schedule r", ["rl"]),
         ("conductor schedules dual", ["dualpipe-v"]),
         ("conductor evaluate --scenario slow", ["slow-rank"]),
         ("conductor migrate --hardware h200-n", ["h200-nvlink"]),

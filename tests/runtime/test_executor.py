@@ -123,7 +123,7 @@ def test_checkpointing_in_bf16_runs_two_forwards_a_layer():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["static", "ready-first"])
+@pytest.mark.parametrize("mode", ["static", "ready-first", "policy"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_six_ranks(mode, dtype):
     assert_exact(one_stage_plans(6, 12), mode, dtype)
@@ -135,7 +135,8 @@ def test_six_ranks(mode, dtype):
 def test_every_schedule_in_fp32_and_bf16_checkpointed(ranks, name):
     plans = [build(name, spec_of(ranks, 2 * ranks))]
     for dtype in (torch.float32, torch.bfloat16):
-        assert_exact(plans, "ready-first", dtype, checkpointed=True)
+        for mode in ("ready-first", "policy"):
+            assert_exact(plans, mode, dtype, checkpointed=True)
 
 
 def random_cases(rank, cases):

@@ -10,7 +10,7 @@ from conductor.runtime.executor import ConductorSchedule
 from conductor.schedules.registry import build
 from tests.runtime.networks import batch, loss_of, network, stages_of
 from tests.runtime.ranks import run_ranks
-from tests.runtime.test_executor import spec_of
+from tests.runtime.test_executor import policy_of, spec_of
 
 RANKS = 3
 PLANS = [build(name, spec_of(RANKS, 6)) for name in ("zb-1p", "1f1b")]
@@ -24,7 +24,7 @@ def run(rank, fault, mode="static"):
     stages = stages_of(network(RANKS), plan, rank)
     schedule = ConductorSchedule(
         stages, 6, loss_of, plan=plan, timeout_s=10.0 if fault == "hang" else 60.0,
-        mode=mode,
+        mode=mode, policy=policy_of(mode), spec=spec_of(RANKS, 6) if mode == "policy" else None,
     )  # fmt: skip
     x, target = batch(6, 0)
 
@@ -54,14 +54,19 @@ def messages(fault, mode="static", may_die=()):
     return [str(result) for result in results]
 
 
-@pytest.mark.parametrize("mode", ["static", "ready-first"])
+@pytest.mark.parametrize(
+    "mode", ["static", "ready-first", pytest.param("policy", marks=pytest.mark.slow)]
+)
 def test_an_error_in_user_code_reaches_every_rank(mode):
     for message in messages("raise", mode):
         assert message.startswith("RankError: rank ")
         assert "rank 1 runs 1F0 in step 1: ValueError: the user's own error" in message
 
 
-@pytest.mark.parametrize("mode", ["static", pytest.param("ready-first", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "mode",
+    ["static", *(pytest.param(mode, marks=pytest.mark.slow) for mode in ("ready-first", "policy"))],
+)
 def test_a_rank_that_dies_ends_the_others(mode):
     first, _, last = messages("die", mode, may_die=[1])
     assert first.startswith("RankError: rank 0")

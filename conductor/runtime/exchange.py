@@ -182,7 +182,7 @@ class Exchange:
             self._helps, self._promise, self._serving = {}, None, None
             self._posted, self._results = {}, {}
             self._mine: list[Help] = []
-            self._posted_bytes = 0
+            self._posted_bytes, self._recent = 0, 1.0
             self.report = StepHelps()
             for rank in self._gone | self._silent:
                 self._board.tell(rank, promised=True, borrows=False)
@@ -273,7 +273,9 @@ class Exchange:
             self.report.waited_ns += max(0, now - local_ns)
             whole = local_ns - self._start_ns
             moved = sum(h.parts for h in self._mine if id(h) in counted)
-            self.report.whole_ns[action] = int(whole / max(1.0 - share * moved, 1e-6))
+            whole = int(whole / max(1.0 - share * moved, 1e-6))
+            self.report.whole_ns[action] = whole
+            self._recent = whole / max(1e6 * self._board.layout.duration_ms[action], 1.0)
             self.report.helps += self._mine
             send_ms = float(self._board.layout.send_ms[action]) if stretch else 0.0
             if send_ms:
@@ -450,50 +452,59 @@ class Exchange:
     # What a borrower does.
 
     def _ask(self, most: int, movable: float, expected_ns: int) -> Decision:
-        """Chooses lenders and asks them; gives what moves."""
+        """Chooses lenders and asks them, again at block boundaries while that is worth it; gives what moves.
+
+        On an emulated device the first block's time tells what the action really takes; else what the last
+        action took does, and the choice is made at once.
+        """
         board, rules, start_ns = self._board, self._board.rules, self._start_ns
-        slow, share = 1.0, movable / board.costs.parts
-        whole_ns, spent_ns = float(expected_ns), 0.0
         inside = rules.postpone and self._realised_ms is not None
-        if inside:
-            # The first block has passed: what the action really takes is known.
-            spent_ns = self._target_ns / rules.blocks
+        whole_ns = self._target_ns if inside else int(expected_ns * self._recent)
+        slow = whole_ns / expected_ns
+        saved_ns = whole_ns * movable / board.costs.parts
+        unmovable_ns = whole_ns * (1.0 - movable)
+        is_news = abs(slow - 1.0) > rules.surprise
+        for block in range(int(inside), max(rules.blocks - 1, 1)):
+            spent_ns = whole_ns * block / rules.blocks
             _sleep_until(start_ns + int(spent_ns))
-            slow, whole_ns = self._target_ns / expected_ns, self._target_ns - spent_ns
-            most = most * (rules.blocks - 1) // rules.blocks
-        saved_ns = expected_ns * slow * share
+            left = most * (rules.blocks - block) // rules.blocks
+            taken, end_ns = self._rounds(
+                whole_ns - spent_ns, saved_ns, unmovable_ns / 2.0, left, inside
+            )
+            if taken or (block == int(inside) and is_news):
+                with self._changed:
+                    self._busy_until_ns = int(max(end_ns, *(h.end_ns for h in self._mine), 0))
+                    board.expects(self.rank, (self._busy_until_ns - self._origin_ns) / 1e6)
+                    borrows = bool(taken)
+                    board.tell(self.rank, promised=self._promise is not None, borrows=borrows)
+                self._tell()
+            if taken and self._units is not None and self._is_migratable:
+                return self._units.assign(self._stage, self._kind, taken)[0]
+            if taken or not inside or not (rules.recheck or is_news):
+                break
+        return {}
+
+    def _rounds(
+        self, whole_ns: float, saved_ns: float, half_ns: float, most: int, inside: bool
+    ) -> tuple[list[tuple[int, int]], float]:
+        """Asks lenders, and others where some refuse; gives (lender, parts) and when the rest is done."""
         taken: list[tuple[int, int]] = []
         refused: set[int] = set()
+        began_ns = _clock()
         for _ in range(_ROUNDS):
             with self._changed:
-                half_ns = expected_ns * slow * (1.0 - movable) / 2.0
-                half_ns = max(start_ns + half_ns - _clock(), 0.0)
-                choice = self._choose(whole_ns, saved_ns, half_ns, most, inside, refused)
+                ready_ns = max(self._start_ns + half_ns - _clock(), 0.0)
+                choice = self._choose(whole_ns, saved_ns, ready_ns, most, inside, refused)
             if not choice:
                 break
-            promised = self._request(choice, half_ns, saved_ns)
+            promised = self._request(choice, ready_ns, saved_ns)
             taken += [(lender, parts) for lender, parts in choice if lender in promised]
             refused |= {lender for lender, _ in choice} - promised
             moved = sum(parts for lender, parts in choice if lender in promised)
             whole_ns, most = whole_ns - saved_ns * moved, most - moved
             if len(promised) == len(choice):
                 break
-        if taken:
-            with self._changed:
-                end_ns = max(start_ns + spent_ns + whole_ns, *(h.end_ns for h in self._mine))
-                self._busy_until_ns = int(end_ns)
-                board.expects(self.rank, (end_ns - self._origin_ns) / 1e6)
-                board.tell(self.rank, promised=self._promise is not None, borrows=True)
-            self._tell()
-            if self._units is not None and self._is_migratable:
-                return self._units.assign(self._stage, self._kind, taken)[0]
-            return {}
-        if inside and abs(slow - 1.0) > rules.surprise:
-            with self._changed:
-                self._busy_until_ns = start_ns + self._target_ns
-                board.expects(self.rank, (self._busy_until_ns - self._origin_ns) / 1e6)
-            self._tell()
-        return {}
+        return taken, began_ns + whole_ns
 
     def _choose(
         self,

@@ -41,8 +41,11 @@ def clone(training: Training[Source], *, processes: Processes, threads: int) -> 
     """
     config, network = training.config, training.network
     tasks = training.source.cloning_tasks()
+    # Which expert is best no rank can see: on many pipelines it is always the plan.
     training.experts = tuple(
-        best_expert(task.instance, held_out_draws(training, task), threads=threads)
+        Decider.REPLAY
+        if training.source.relative
+        else best_expert(task.instance, held_out_draws(training, task), threads=threads)
         for task in tasks
     )
     seen = collect(

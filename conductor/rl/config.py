@@ -32,6 +32,9 @@ class TrainingConfig:
             the same durations; 0: all decisions, by what the episode came to.
         plan_evaluations: orders that the search of the given plan tries, for the mean over draws; 0: the
             plan is the best published one by expected times.
+        may_wait: whether the policy may leave possible actions for later. False only to see what that is worth,
+            as
+        sees_plan: whether it knows what the plan does next, and when.
         hidden: width of both hidden layers.
         validation_draws: fixed draws of a task on which policies are compared; the best is kept.
         validation_interval: updates from one comparison to the next.
@@ -55,6 +58,8 @@ class TrainingConfig:
     episodes_per_draw: int = 1
     compared: float = 0.0
     plan_evaluations: int = 0
+    may_wait: bool = True
+    sees_plan: bool = True
     hidden: int = 128
     validation_draws: int = 1000
     validation_interval: int = 1
@@ -77,7 +82,7 @@ ROBUST = TrainingConfig(
     label_smoothing=0.1,
     episodes_per_update=256,
     compared=20.0,
-    plan_evaluations=4_000,
+    plan_evaluations=100_000,
     validation_draws=512,
     validation_interval=4,
 )
@@ -88,7 +93,9 @@ GENERALIST = replace(
     ROBUST,
     name="generalist",
     learning_rate=1e-3,
-    cloning_rollouts=512,
+    cloning_rollouts=1024,
+    label_smoothing=0.05,
+    entropy_coefficient=0.03,
     batch_size=1024,
     episodes_per_update=256,
     compared=16.0,

@@ -23,6 +23,12 @@ KIND_FEATURES, STAGE_FEATURES, RANK_FEATURES = 8, 10, 9
 NUM_FEATURES = 3 * KIND_FEATURES + STAGE_FEATURES + RANK_FEATURES
 """Length of one stage's observation (its rank's features are repeated in each)."""
 
+PLAN_FEATURES = (
+    *(kind * KIND_FEATURES + index for kind in (F, I, W) for index in (3, 4, 7)),
+    3 * KIND_FEATURES + STAGE_FEATURES + 6,
+)
+"""Those that tell the position in the plan and its times."""
+
 NETWORK, SAMPLE, REPLAY, GREEDY, READY_FIRST = 0, 1, 2, 3, 4
 """Who decides in `rollout`: the network's best, a sample of it, the plan in strict order, the rule I before
 F before W, the first action of the plan that could start."""

@@ -16,7 +16,7 @@ from conductor.search.improve import improve
 from conductor.simulator.program import Program
 from conductor.variation import Variation
 
-PLAN_DRAWS, PLAN_SEED = 64, 99
+PLAN_DRAWS, PLAN_SEED = 256, 99
 
 
 def best_plan(spec: PipelineSpec) -> Schedule:

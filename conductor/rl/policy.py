@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -49,6 +51,21 @@ class ActorCritic(nn.Module):
         ):
             nn.init.orthogonal_(layer.weight, gain, generator=generator)
             nn.init.zeros_(layer.bias)
+
+    @torch.no_grad()
+    def never_wait(self) -> None:
+        """Makes waiting as good as impossible, for good: what has no chance gets no gradient."""
+        self.actor.bias[3] = -1e4
+
+    @torch.no_grad()
+    def hide(self, features: Sequence[int]) -> None:
+        """Makes the network blind to some features, for good."""
+        seen = torch.ones(self.state_dim, device=self._layers[0].weight.device)
+        seen[list(features)] = 0.0
+        self._layers[0].weight *= seen
+        self._layers[0].weight.register_hook(  # type: ignore[no-untyped-call]  # torch's
+            lambda gradient: gradient * seen
+        )
 
     def forward(self, states: Tensor) -> tuple[Tensor, Tensor]:
         """Scores, shape (..., action_dim), and values, shape (...)."""

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from conductor.problem.spec import PipelineSpec
 from conductor.rl.config import TrainingConfig
-from conductor.rl.kernels import NUM_FEATURES
+from conductor.rl.kernels import NUM_FEATURES, PLAN_FEATURES
 from conductor.rl.play import Decider, Weights
 from conductor.rl.policy import ActorCritic
 from conductor.rl.source import OneInstance, Source, one_pipeline
@@ -124,6 +124,10 @@ def new_training(
         hidden=config.hidden,
         generator=torch.Generator().manual_seed(seed),
     ).to(device)
+    if not config.may_wait:
+        network.never_wait()
+    if not config.sees_plan:
+        network.hide(PLAN_FEATURES)
     return Training(
         source=source,
         config=config,

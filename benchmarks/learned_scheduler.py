@@ -1,0 +1,263 @@
+"""The learned scheduler against every static order and ready-first execution: the tables of docs/results.md.
+
+    python -m benchmarks.learned_scheduler specialists [--case c1-30 ...] [--seeds 3] [--episodes N]
+    python -m benchmarks.learned_scheduler ablation [--case c1-30 ...]
+    python -m benchmarks.learned_scheduler generalist [--tasks 100] [--policy FILE.npz]
+    python -m benchmarks.learned_scheduler large [--policy FILE.npz]
+
+Every row is 1,000 fresh draws, the same for all columns; a training sees none of them, and nothing is chosen on
+them. `searched` is the static order that the policy starts from: a local search of 100,000 orders for the mean
+over 256 other draws, from all published ones.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from dataclasses import replace
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("NUMBA_NUM_THREADS", "1")
+
+import numpy as np
+
+from conductor.problem.presets import load_preset
+from conductor.problem.spec import PipelineSpec
+from conductor.rl.config import ROBUST
+from conductor.rl.curriculum import Curriculum
+from conductor.rl.evaluation import interval95
+from conductor.rl.execution import loosest
+from conductor.rl.instance import Instance
+from conductor.rl.plans import best_plan
+from conductor.rl.play import Decider, play
+from conductor.rl.ppo import train
+from conductor.rl.shipped import policy_weights
+from conductor.rl.source import OneInstance, Task, one_pipeline
+from conductor.rl.training import new_training
+from conductor.schedules.registry import build
+from conductor.search.common_draws import CommonDraws
+from conductor.simulator.bounds import realised_bound
+from conductor.simulator.simulate import simulate
+from conductor.variation import MarkovStragglers, NoVariation, Product, UniformNoise
+
+FOUR = load_preset("gpt-like")
+EIGHT = PipelineSpec(
+    name="eight", num_ranks=8, num_microbatches=16, forward_ms=10.0, backward_input_ms=10.0,
+    backward_weight_ms=7.0, transfer_ms=0.4, memory_limit=8.0,
+)  # fmt: skip
+STRAGGLERS = Product((UniformNoise(0.1), MarkovStragglers()))
+CASES = {
+    "c1-0": (FOUR, NoVariation(), 512),
+    "c1-10": (FOUR, UniformNoise(0.1), 8192),
+    "c1-30": (FOUR, UniformNoise(0.3), 8192),
+    "c4": (FOUR, STRAGGLERS, 8192),
+    "c3-16-0": (EIGHT, NoVariation(), 512),
+    "c3-16-30": (EIGHT, UniformNoise(0.3), 6144),
+    "c3-32-0": (EIGHT.with_(num_microbatches=32), NoVariation(), 512),
+    "c3-32-20": (EIGHT.with_(num_microbatches=32), UniformNoise(0.2), 6144),
+    "c3-32-30": (EIGHT.with_(num_microbatches=32), UniformNoise(0.3), 6144),
+}
+"""Spec, variation, episodes of a training."""
+
+ABLATIONS = {
+    "as it is": {},
+    "without wait": {"may_wait": False},
+    "without plan observation": {"sees_plan": False},
+    "without cloning": {"cloning_epochs": 0},
+    "without PPO": {"episodes": 0},
+    "returns instead of comparisons": {"compared": 0.0, "episodes_per_draw": 4, "batch_size": 1024},
+    "from the best published order": {"plan_evaluations": 0},
+}
+
+DRAWS, CHOOSING_DRAWS = 1000, 256
+
+
+def trained(case, seed, **changes):
+    """The training of a case."""
+    spec, variation, episodes = CASES[case]
+    episodes = changes.pop("episodes", episodes)
+    config = replace(ROBUST, **changes)
+    source = one_pipeline(spec, variation, evaluations=config.plan_evaluations)
+    training = new_training(source, config, num_episodes=episodes, seed=seed)
+    train(training, threads=2)
+    return training
+
+
+def of_policy(source, weights, draws, seed):
+    """Makespans of the policy, held to its plan as far as pays on other draws."""
+    rng = np.random.default_rng((seed, 3))
+    chosen_on = source.variation.sample(source.instance.program, CHOOSING_DRAWS, rng)
+    execution = loosest(source.instance, weights, chosen_on)
+    durations = draws.of(source.instance.plan, source.instance.program)
+    played = simulate(source.instance.spec, source.instance.plan, durations, execution=execution)
+    return played.makespan_ms, execution.name
+
+
+def fresh(variation, seed):
+    """Draws that belong to actions, whatever the order of these."""
+    return CommonDraws(
+        lambda program: variation.sample(program, DRAWS, np.random.default_rng((seed, 2)))
+    )
+
+
+def replayed(spec, plan, draws, decider):
+    """Makespans of a plan by a rule."""
+    instance = Instance.of(spec, plan)
+    durations = draws.of(instance.plan, instance.program)
+    return play(instance, durations, decider, threads=2).makespan_ms
+
+
+def half(values):
+    """Half of the 95 % interval."""
+    low, high = interval95(values)
+    return (high - low) / 2.0
+
+
+def specialists(cases, seeds, episodes):
+    print("| case | best published | ready-first | searched | policy, by seed | less searched | |")
+    print("| --- | ---: | ---: | ---: | --- | ---: | ---: |", flush=True)
+    for case in cases:
+        spec, variation, _ = CASES[case]
+        rows, means, how, began = [], [], [], time.time()
+        for seed in range(seeds):
+            changes = {} if episodes is None else {"episodes": episodes}
+            training = trained(case, seed, **changes)
+            draws = fresh(variation, 1000 + seed)
+            source = training.source
+            policy, name = of_policy(source, training.best_policy(), draws, 1000 + seed)
+            best = best_plan(spec)
+            rows.append([
+                replayed(spec, best, draws, Decider.REPLAY),
+                replayed(spec, best, draws, Decider.READY_FIRST),
+                replayed(spec, source.instance.plan, draws, Decider.REPLAY),
+                policy,
+            ])  # fmt: skip
+            means.append(f"{policy.mean():.2f}")
+            how.append(name)
+        best, ready, searched, policy = np.concatenate(rows, axis=1)
+        less = policy - searched
+        print(
+            f"| `{case}` | {best.mean():.2f} | {ready.mean():.2f} | {searched.mean():.2f} |"
+            f" {policy.mean():.2f} ({', '.join(means)}) | {less.mean():+.2f} ± {half(less):.2f} |"
+            f" {100.0 * less.mean() / searched.mean():+.2f} % |"
+            f" <!-- {'; '.join(how)}; {time.time() - began:.0f} s -->",
+            flush=True,
+        )
+
+
+def ablation(cases):
+    for case in cases:
+        variation = CASES[case][1]
+        print(f"\n{case}\n\n| | mean | less searched |\n| --- | ---: | ---: |", flush=True)
+        draws = fresh(variation, 1000)
+        searched = None
+        for name, changes in ABLATIONS.items():
+            training = trained(case, 0, **changes)
+            source = training.source
+            played = play(
+                source.instance, draws.of(source.instance.plan, source.instance.program),
+                Decider.NETWORK, weights=training.best_policy(), threads=2,
+            ).makespan_ms  # fmt: skip
+            if searched is None:
+                searched = replayed(
+                    source.instance.spec, source.instance.plan, draws, Decider.REPLAY
+                )
+            less = played - searched
+            print(
+                f"| {name} | {played.mean():.2f} | {less.mean():+.2f} ± {half(less):.2f} |",
+                flush=True,
+            )
+
+
+def generalist(count, policy):
+    """Random pipelines that no training has seen; every column executes the best published order."""
+    weights = policy_weights(policy)
+    over = {name: [] for name in ("best published", "ready-first", "policy alone", "policy")}
+    for index, task in enumerate(Curriculum(seed=0).evaluation_tasks(count)):
+        spec = task.instance.spec
+        task = Task(instance=Instance.of(spec, best_plan(spec)), variation=task.variation)
+        program = task.instance.program
+        durations = task.variation.sample(program, 200, np.random.default_rng((7, index)))
+        chosen_on = task.variation.sample(program, 100, np.random.default_rng((8, index)))
+        execution = loosest(task.instance, weights, chosen_on)
+        bound = realised_bound(program, durations).mean()
+        for name, how in (
+            ("best published", "static"), ("ready-first", "ready-first"), ("policy", execution),
+        ):  # fmt: skip
+            played = simulate(spec, task.instance.plan, durations, execution=how)
+            over[name].append(played.makespan_ms.mean() / bound)
+        alone = play(task.instance, durations, Decider.NETWORK, weights=weights, threads=2)
+        over["policy alone"].append(alone.makespan_ms.mean() / bound)
+    best = np.minimum(over["best published"], over["ready-first"])
+    over["the better of both"] = best
+    print(
+        f"{count} unseen pipelines\n\n| | over bound | less the policy's |\n| --- | ---: | ---: |"
+    )
+    for name, values in over.items():
+        less = 100.0 * (np.array(values) - np.array(over["policy"]))
+        print(
+            f"| {name} | {100.0 * (np.mean(values) - 1.0):.2f} % |"
+            f" {less.mean():+.2f} ± {half(less):.2f} |"
+        )
+
+
+def large(policy):
+    """Sizes that no training has seen, at expected times and under noise."""
+    weights = policy_weights(policy)
+    print("| size | noise | `zb-1p` | ready-first | policy alone | policy | one schedule, ms |")
+    print("| --- | ---: | ---: | ---: | ---: | ---: | ---: |")
+    for ranks, microbatches in ((4, 8), (16, 64), (64, 256)):
+        spec = EIGHT.with_(
+            num_ranks=ranks, num_microbatches=microbatches, memory_limit=float(ranks)
+        )
+        plan = build("zb-1p", spec)
+        for noise in (0.0, 0.1):
+            source = OneInstance(instance=Instance.of(spec, plan), variation=UniformNoise(noise))
+            count = max(1, 4096 // (ranks * ranks)) if noise else 1
+            draws = CommonDraws(
+                lambda program, level=noise, count=count: UniformNoise(level).sample(
+                    program, count, np.random.default_rng(5)
+                )
+            )
+            durations = draws.of(plan, source.instance.program)
+            began = time.perf_counter()
+            alone = play(source.instance, durations, Decider.NETWORK, weights=weights)
+            took = 1000.0 * (time.perf_counter() - began) / count
+            chosen_on = source.variation.sample(
+                source.instance.program, min(count, 64), np.random.default_rng(6)
+            )
+            execution = loosest(source.instance, weights, chosen_on)
+            rows = [
+                simulate(spec, source.instance.plan, durations, execution=how).makespan_ms.mean()
+                for how in ("static", "ready-first", execution)
+            ]
+            print(
+                f"| {ranks} x {microbatches} | {noise:g} | {rows[0]:.1f} | {rows[1]:.1f} |"
+                f" {alone.makespan_ms.mean():.1f} | {rows[2]:.1f} ({execution.name}) | {took:.2f} |",
+                flush=True,
+            )
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("table", choices=("specialists", "ablation", "generalist", "large"))
+    parser.add_argument("--case", action="append", choices=CASES)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--episodes", type=int)
+    parser.add_argument("--tasks", type=int, default=100)
+    parser.add_argument("--policy", type=Path)
+    chosen = parser.parse_args()
+    if chosen.table == "specialists":
+        specialists(chosen.case or CASES, chosen.seeds, chosen.episodes)
+    elif chosen.table == "ablation":
+        ablation(chosen.case or ("c1-30", "c4"))
+    elif chosen.table == "generalist":
+        generalist(chosen.tasks, chosen.policy)
+    else:
+        large(chosen.policy)
+
+
+if __name__ == "__main__":
+    main()

@@ -65,7 +65,7 @@ class MigratableAttention(nn.Module):
             if cannot is None:
                 self.units = key.shape[1]
                 apply: Callable[..., Tensor] = _Attention.apply
-                settings = settings._replace(flash=flash)
+                settings = settings._replace(flash=flash, several=key.shape[0] * key.shape[1] > 1)
                 return apply(query, key, value, attn_mask, self, settings)
             if lending.moves(self.block):
                 raise CannotMoveError(f"{self.name!r} cannot move heads: {cannot}")

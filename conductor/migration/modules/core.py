@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
@@ -18,11 +20,13 @@ class Settings(NamedTuple):
         causal: `is_causal` of `scaled_dot_product_attention`.
         scale: its scale; None is the default.
         flash: whether it runs torch's flash kernel for CPUs, which gives a log-sum-exp.
+        several: whether all of it, before it was split, has several KV heads or samples.
     """
 
     causal: bool = False
     scale: float | None = None
     flash: bool = False
+    several: bool = False
 
 
 DEFAULT = Settings()
@@ -36,11 +40,12 @@ def attend(
     settings: Settings,
 ) -> tuple[Tensor, ...]:
     """The output, (B, H, T, V), and with flash the log-sum-exp of the scores, (B, H, T)."""
-    causal, scale, flash = settings
+    causal, scale, flash, _ = settings
     if flash:
-        result: tuple[Tensor, Tensor] = flash_forward(
-            query, key, value, 0.0, causal, attn_mask=_additive(mask, query), scale=scale
-        )
+        with _threads(key, settings):
+            result: tuple[Tensor, Tensor] = flash_forward(
+                query, key, value, 0.0, causal, attn_mask=_additive(mask, query), scale=scale
+            )
         return result
     gqa = query.shape[1] != key.shape[1]
     return (
@@ -72,19 +77,37 @@ def attend_backward(
         kept: what `attend` gave.
         settings: see there.
     """
-    causal, scale, flash = settings
+    causal, scale, flash, _ = settings
     if flash:
         out, sums = kept
-        grads: tuple[Tensor, Tensor, Tensor] = flash_backward(
-            grad, query, key, value, out, sums, 0.0, causal,
-            attn_mask=_additive(mask, query), scale=scale,
-        )  # fmt: skip
+        with _threads(key, settings):
+            grads: tuple[Tensor, Tensor, Tensor] = flash_backward(
+                grad, query, key, value, out, sums, 0.0, causal,
+                attn_mask=_additive(mask, query), scale=scale,
+            )  # fmt: skip
         return grads
     leaves = [tensor.detach().requires_grad_() for tensor in (query, key, value)]
     with torch.enable_grad():
         (again,) = attend(leaves[0], leaves[1], leaves[2], mask, settings)
     query_grad, key_grad, value_grad = torch.autograd.grad(again, leaves, grad)
     return query_grad, key_grad, value_grad
+
+
+@contextmanager
+def _threads(key: Tensor, settings: Settings) -> Iterator[None]:
+    """One thread for one head of several: the kernel gives a thread to each, and all threads to one alone.
+
+    The bits of its matrix products depend on that.
+    """
+    threads = torch.get_num_threads()
+    if not settings.several or threads == 1 or key.shape[0] * key.shape[1] > 1:
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _additive(mask: Tensor | None, query: Tensor) -> Tensor | None:

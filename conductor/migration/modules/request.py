@@ -85,11 +85,11 @@ class Request:
 
     def numbers(self) -> list[int]:
         """All but the tensors, as whole numbers, to send ahead of them."""
-        causal, scale, flash = self.attention
+        causal, scale, flash, several = self.attention
         return [
             self.serial, self.piece, self.kind, self.stage, self.block, self.microbatch,
             self.lender, self.first, self.stop, self.keep, self.has_mask, causal,
-            scale is not None, _bits(scale or 0.0), flash, self.activation,
+            scale is not None, _bits(scale or 0.0), flash + 2 * several, self.activation,
             self.gated, self.version,
         ]  # fmt: skip
 
@@ -105,7 +105,9 @@ class Request:
             serial=serial, piece=Piece(piece), kind=Kind(kind), stage=stage, block=block,
             microbatch=microbatch, lender=lender, first=first, stop=stop, tensors=tuple(tensors),
             keep=bool(keep), has_mask=bool(has_mask),
-            attention=Settings(bool(causal), _float(scale) if has_scale else None, bool(flash)),
+            attention=Settings(
+                bool(causal), _float(scale) if has_scale else None, bool(flash & 1), bool(flash & 2)
+            ),
             activation=activation, gated=bool(gated), version=version,
         )  # fmt: skip
 

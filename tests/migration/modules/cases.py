@@ -66,14 +66,20 @@ class Result:
     num_requests: int
 
 
-def attention_case(rng):
-    """Inputs, keyword arguments and the gradient of the output."""
+def attention_case(rng, whole_lines=False):
+    """Inputs, keyword arguments and the gradient of the output.
+
+    `whole_lines` makes every head begin at a cache line, wherever it lies.
+    """
     generator = torch.Generator().manual_seed(int(rng.integers(2**31)))
     dtype = [torch.float32, torch.bfloat16, torch.float64, torch.float16][rng.integers(4)]
     batch, groups, ratio = (int(n) for n in rng.integers(1, (4, 7, 5)))
     length, width = int(rng.integers(1, 40)), int(rng.choice([4, 8, 12, 16, 32]))
+    if whole_lines:
+        length, width = 8 * (1 + length // 5), int(rng.choice([16, 32, 48]))
     mask_kind = rng.choice(["none", "causal", "bool", "added", "by head"])
-    keys = length if mask_kind == "causal" else int(rng.integers(1, 40))
+    keys = length if mask_kind == "causal" else 8 * int(rng.integers(1, 9))
+    keys = keys if whole_lines or mask_kind == "causal" else int(rng.integers(1, 40))
     heads = groups * ratio
 
     def make(count, tokens):
@@ -100,9 +106,9 @@ def attention_case(rng):
     return inputs, options, make(heads, length), groups
 
 
-def check_attention(rng):
+def check_attention(rng, whole_lines=False):
     """Bitwise equal whatever moves and whatever becomes of it."""
-    inputs, options, grad, groups = attention_case(rng)
+    inputs, options, grad, groups = attention_case(rng, whole_lines)
     module = MigratableAttention()
     lending = migratable(module)
     helper = lending.helper = CheckedHelper(random_fates(rng))

@@ -1,7 +1,10 @@
 """Random shapes, splits, types, masks and fates: heads bitwise, slices close and the same every time."""
 
+from functools import partial
+
 import numpy as np
 import pytest
+import torch
 
 from tests.migration.modules.cases import check_attention, check_mlp
 
@@ -25,3 +28,9 @@ def test_a_hundred_cases(case):
 @pytest.mark.parametrize("case", [check_attention, check_mlp])
 def test_a_thousand_cases(case):
     check(range(1_000, 1_500), case)
+
+
+@pytest.mark.slow
+def test_heads_are_bitwise_equal_on_several_threads():
+    torch.set_num_threads(2)
+    check(range(2_000, 2_020), partial(check_attention, whole_lines=True))

@@ -29,11 +29,16 @@ class Experiment:
         name: of its files.
         heading: shown above.
         runs: what each is called, and its options of `conductor run`.
+        varies: whether times vary from action to action.
     """
 
     name: str
     heading: str
     runs: tuple[tuple[str, tuple[str, ...]], ...]
+    varies: bool = True
+
+
+_SLOW = ("--schedule", "zb-1p", "--heads", "16", "--straggler", "rank=1,factor=1.5")
 
 
 EXPERIMENTS = (
@@ -45,6 +50,15 @@ EXPERIMENTS = (
             ("planned order, static", ("--schedule", "zb-2p")),
             ("planned order, ready-first", ("--schedule", "zb-2p", "--execution", "ready-first")),
         ),
+    ),
+    Experiment(
+        name="migration",
+        heading="The same ranks, one of them 1.5 times as slow: the others do a part of its work",
+        runs=(
+            ("slow rank, nothing moves", _SLOW),
+            ("slow rank, heads move", (*_SLOW, "--migrate")),
+        ),
+        varies=False,
     ),
 )
 """One after the other; each is a table and a page with the timelines."""
@@ -84,19 +98,22 @@ def _run(experiment: Experiment, folder: Path, steps: int) -> None:
     for number, (title, options) in enumerate(experiment.runs):
         timelines.append(folder / f"{experiment.name}-{number}.json")
         command = (
-            "run", "--emulate", folder / "ranks.toml", "--variation", folder / "variation.toml",
-            *options, "--steps", steps, "--layers", 8, "--width", 32,
+            "run", "--emulate", folder / "ranks.toml",
+            *(("--variation", folder / "variation.toml") if experiment.varies else ()), *options,
+            "--steps", steps, "--layers", 8, "--width", 32,
             "--timeline", timelines[-1], "--json",
         )  # fmt: skip
         out.print(f"{title}: conductor {' '.join(map(str, command))}", soft_wrap=True)
         results.append(_conductor(command))
     table = console.new_table("", "run", "mean step ms", "bubble ratio", "faster", "last loss")
-    means = [np.mean([step["time_ms"] for step in run["steps"][1:]]) for run in results]
-    for (title, _), run, mean in zip(experiment.runs, results, means, strict=True):
-        bubble = np.mean([step["bubble_ratio"] for step in run["steps"][1:]])
+    # Migration begins after two steps.
+    kept = [run["steps"][2:] or run["steps"][-1:] for run in results]
+    means = [np.mean([step["time_ms"] for step in last]) for last in kept]
+    for (title, _), last, mean in zip(experiment.runs, kept, means, strict=True):
+        bubble = np.mean([step["bubble_ratio"] for step in last])
         table.add_row(
             title, f"{mean:.1f}", f"{100.0 * bubble:.1f} %",
-            f"{100.0 * (means[0] / mean - 1.0):+.1f} %", f"{run['steps'][-1]['loss']:.6f}",
+            f"{100.0 * (means[0] / mean - 1.0):+.1f} %", f"{last[-1]['loss']:.6f}",
         )  # fmt: skip
     out.print(table)
     page = folder / f"{experiment.name}.html"
@@ -117,12 +134,12 @@ def _conductor(arguments: Sequence[object]) -> Any:
 
 
 def _report(timelines: Sequence[Path], titles: Sequence[str], page: Path) -> None:
-    from conductor.interop.timeline_json import read_timeline
+    from conductor.interop.timeline_json import read_helps, read_timeline
     from conductor.report.page import write_page
     from conductor.report.traced import measured
 
     entries = [
-        measured(read_timeline(path), title=title)
+        measured(read_timeline(path), title=title, helps=read_helps(path))
         for path, title in zip(timelines, titles, strict=True)
     ]
     write_page(entries, page, title="Four ranks")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -54,18 +55,14 @@ class ActorCritic(nn.Module):
 
     @torch.no_grad()
     def never_wait(self) -> None:
-        """Makes waiting as good as impossible, for good: what has no chance gets no gradient."""
-        self.actor.bias[3] = -1e4
+        """Makes waiting as good as impossible, for good."""
+        _pin(self.actor.weight, np.s_[3], 0.0)
+        _pin(self.actor.bias, np.s_[3], -1e4)
 
     @torch.no_grad()
     def hide(self, features: Sequence[int]) -> None:
         """Makes the network blind to some features, for good."""
-        seen = torch.ones(self.state_dim, device=self._layers[0].weight.device)
-        seen[list(features)] = 0.0
-        self._layers[0].weight *= seen
-        self._layers[0].weight.register_hook(  # type: ignore[no-untyped-call]  # torch's
-            lambda gradient: gradient * seen
-        )
+        _pin(self._layers[0].weight, np.s_[:, list(features)], 0.0)
 
     def forward(self, states: Tensor) -> tuple[Tensor, Tensor]:
         """Scores, shape (..., action_dim), and values, shape (...)."""
@@ -106,6 +103,16 @@ class ActorCritic(nn.Module):
         for index, layer in enumerate(self._layers):
             layer.weight.copy_(torch.from_numpy(arrays[2 * index].T))
             layer.bias.copy_(torch.from_numpy(arrays[2 * index + 1][0]))
+
+
+def _pin(parameter: Tensor, part: Any, value: float) -> None:
+    """Sets a part of a parameter, which learns nothing from then on."""
+    parameter[part] = value
+    learns = torch.ones_like(parameter)
+    learns[part] = 0.0
+    parameter.register_hook(  # type: ignore[no-untyped-call]  # torch's
+        lambda gradient: gradient * learns
+    )
 
 
 @torch.no_grad()

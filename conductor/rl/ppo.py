@@ -104,16 +104,16 @@ def _update(training: Training[Source], processes: Processes, threads: int) -> N
             if seen.outcomes is None:
                 everyones = advantages[batch]
                 spread = everyones.std(correction=0) + 1e-8
-                advantage, weight = (advantages[own] - everyones.mean()) / spread, torch.ones(())
+                advantage = (advantages[own] - everyones.mean()) / spread
                 gain = _chosen(logs, seen.slots[rows]) - old[rows]
-            else:  # every choice, as likely as it was
-                advantage, weight = advantages[rows], old[rows].exp()
+                ratio, was = gain.exp(), torch.ones(())
+            else:  # every choice counts, as likely as it was
+                advantage = advantages[rows]
                 gain = (logs - old[rows]).masked_fill(logs.isinf(), 0.0)
+                ratio, was = logs.exp(), old[rows].exp()
                 values = seen.returns[rows]  # no critic, and none to learn
-            ratio = gain.exp()
-            clipped = ratio.clamp(1.0 - config.clip, 1.0 + config.clip)
-            gained = weight * torch.min(ratio * advantage, clipped * advantage)
-            policy_loss = -gained.sum() / len(batch)
+            clipped = ratio.clamp((1.0 - config.clip) * was, (1.0 + config.clip) * was)
+            policy_loss = -torch.min(ratio * advantage, clipped * advantage).sum() / len(batch)
             value_loss = (values - seen.returns[rows]).square().sum() / len(batch)
             entropy = -(logs.exp() * logs.masked_fill(logs.isinf(), 0.0)).sum() / len(batch)
             loss = (
@@ -126,8 +126,7 @@ def _update(training: Training[Source], processes: Processes, threads: int) -> N
                 nn.utils.clip_grad_norm_(network.parameters(), config.gradient_norm)
             optimizer.step()
             with torch.no_grad():
-                kl = (weight * (ratio - 1.0 - gain)).sum()
-                beyond = (weight * (ratio != clipped)).sum()
+                kl, beyond = (ratio - was - was * gain).sum(), (was * (ratio != clipped)).sum()
                 sums += torch.stack(
                     [policy_loss, value_loss, entropy, kl / len(batch), beyond / len(batch)]
                 )

@@ -29,9 +29,17 @@ class Part:
     first: int
     stop: int
 
+    @property
+    def columns(self) -> slice:
+        """Of an MLP."""
+        return slice(self.first, self.stop)
+
 
 Decision = Mapping[tuple[int, Kind], Sequence[Part]]
-"""The parts that move of each block (its index in the stage) in F, I and W; what is absent stays."""
+"""The parts that move of each block (its index in the stage) in F, I and W; what is absent stays.
+
+What a full backward B moves counts for its I.
+"""
 
 
 HOME = -1
@@ -118,7 +126,6 @@ class Lending:
         stage: of the pipeline.
         blocks: of the stage, in the order of its forward; a block's index is its place.
         helper: the way to the lenders, or None.
-        version: of the weights.
         microbatch: of the action in progress.
         unsettled: weight gradients in doubt, by the serial of their request.
     """
@@ -129,11 +136,26 @@ class Lending:
         self.stage = stage
         self.blocks: list[Block] = []
         self.helper: Helper | None = None
-        self.version = 0
+        self._version = 0
         self.microbatch = -1
         self.unsettled: dict[int, Unsettled] = {}
         self._owed: set[int] = set()
         self._decision: Decision = {}
+
+    @property
+    def version(self) -> int:
+        """Of the weights. Lenders of another version refuse.
+
+        Raises:
+            RuntimeError: it changes while weight gradients are with lenders: `settle` comes first.
+        """
+        return self._version
+
+    @version.setter
+    def version(self, version: int) -> None:
+        if version != self._version and (self._owed or self.unsettled):
+            raise RuntimeError("weight gradients of the last version are still with lenders")
+        self._version = version
 
     def begin(self, decision: Decision, microbatch: int) -> None:
         """Before an action: what it moves. An empty decision keeps everything."""
@@ -150,6 +172,8 @@ class Lending:
             CannotMoveError: a part is empty, beyond the block, or overlaps another.
         """
         parts = self._decision.get((block, kind), ())
+        if kind is Kind.I and not parts:
+            parts = self._decision.get((block, Kind.B), ())
         end = 0
         for part in parts:
             units = self.blocks[block].units

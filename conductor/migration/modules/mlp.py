@@ -13,6 +13,7 @@ from torch.autograd.function import once_differentiable
 from conductor.errors import CannotMoveError
 from conductor.migration.modules import torch_shim
 from conductor.migration.modules.activation import ACTIVATIONS, hidden_of
+from conductor.migration.modules.columns import Columns
 from conductor.migration.modules.lending import Done, Lending, Part
 from conductor.migration.modules.request import Piece, Request
 from conductor.migration.modules.slices import (
@@ -109,7 +110,7 @@ class MigratableMLP(nn.Module):
     def slice_weights(self, part: Part) -> Weights:
         """Copies of the part's weights, for a lender's `SliceStore`."""
         parameters = [parameter.detach() for parameter in self.parameters_in_order]
-        views = columns_of(parameters, _columns(part), gated=self.gated)
+        views = columns_of(parameters, part.columns, gated=self.gated)
         return tuple(view.clone(memory_format=torch.contiguous_format) for view in views)
 
     def add_gradients(self, part: Part, gradients: Sequence[Tensor]) -> None:
@@ -120,7 +121,7 @@ class MigratableMLP(nn.Module):
                 parameter.grad = torch.zeros_like(parameter)
         # Where a parameter is frozen, its gradient goes nowhere.
         sums = [p.detach() if p.grad is None else p.grad for p in parameters]
-        views = columns_of(sums, _columns(part), gated=self.gated)
+        views = columns_of(sums, part.columns, gated=self.gated)
         for parameter, view, gradient in zip(parameters, views, gradients, strict=True):
             if parameter.requires_grad:
                 view += gradient.to(view.dtype)
@@ -152,75 +153,6 @@ class MigratableMLP(nn.Module):
         )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Columns:
-    """Tensors (..., U) of which some columns may be missing: at a lender, or lost.
-
-    Attributes:
-        tensors: one, or two with a gate.
-        here: bool, shape (U,), on the CPU: the columns that are there.
-        owed: pieces whose columns a lender sends behind its result.
-    """
-
-    tensors: tuple[Tensor, ...]
-    here: Tensor
-    owed: list[Done]
-
-    @classmethod
-    def of(cls, done: Sequence[Done], like: Tensor, count: int) -> Columns:
-        """What the pieces of a block bring besides their first tensor.
-
-        Args:
-            done: by `Lending.split`.
-            like: has the tokens, dtype and device.
-            count: of tensors.
-        """
-        units = done[-1].part.stop
-        owed = [piece for piece in done if len(piece.tensors) == 1]
-        here = torch.ones(units, dtype=torch.bool)
-        if len(done) == 1 and not owed:
-            return cls(tensors=done[0].tensors[1:], here=here, owed=owed)
-        tensors = tuple(like.new_empty(*like.shape[:-1], units) for _ in range(count))
-        for piece in done:
-            for whole, some in zip(tensors, piece.tensors[1:], strict=False):
-                whole[..., _columns(piece.part)] = some
-        for piece in owed:
-            here[_columns(piece.part)] = False
-        return cls(tensors=tensors, here=here, owed=owed)
-
-    def complete(
-        self,
-        lending: Lending,
-        compute: Callable[[slice], tuple[Tensor, ...]],
-        finish: Callable[[tuple[Tensor, ...]], tuple[Tensor, ...]] = tuple,
-    ) -> tuple[Tensor, ...]:
-        """Takes what is owed, computes what is lost; all columns are there afterwards.
-
-        Args:
-            lending: of the stage.
-            compute: what a lender would have sent of some columns.
-            finish: makes all tensors' columns of that.
-        """
-        # Saved tensors may not change under autograd's eyes; `data` is out of its sight.
-        here = self.here.data
-        for piece in self.owed:
-            assert piece.serial is not None
-            behind = lending.take_behind(piece.serial)
-            if behind is not None:
-                self._put(_columns(piece.part), finish(behind))
-        self.owed.clear()
-        if not here.all():
-            missing = (~here).nonzero()
-            columns = slice(int(missing[0]), int(missing[-1]) + 1)
-            self._put(columns, finish(compute(columns)))
-        return self.tensors
-
-    def _put(self, columns: slice, tensors: Sequence[Tensor]) -> None:
-        for whole, some in zip(self.tensors, tensors, strict=True):
-            whole.data[..., columns] = some
-        self.here.data[columns] = True
-
-
 class _MLP(torch.autograd.Function):
     """An MLP in pieces. Shapes of what it saves do not depend on what moves, so checkpointing may
     recompute it under another decision.
@@ -243,7 +175,7 @@ class _MLP(torch.autograd.Function):
         keeps = keeps and (again or not torch_shim.saving_is_hooked())
 
         def compute(part: Part) -> tuple[Tensor, ...]:
-            own = columns_of(weights, _columns(part), gated=gated)
+            own = columns_of(weights, part.columns, gated=gated)
             result, inner, hidden = slice_forward(
                 x, own, module.activation, gated=gated, bias=fused
             )
@@ -278,7 +210,7 @@ class _MLP(torch.autograd.Function):
         )
 
         def compute(part: Part) -> tuple[Tensor, ...]:
-            columns = _columns(part)
+            columns = part.columns
             own = columns_of(weights, columns, gated=gated)
             some = [tensor[..., columns] for tensor in inner]
             result, grads = slice_backward(
@@ -287,7 +219,7 @@ class _MLP(torch.autograd.Function):
             return result, *grads
 
         def ask(part: Part, serial: int) -> Request:
-            some = (tensor[..., _columns(part)] for tensor in inner)
+            some = (tensor[..., part.columns] for tensor in inner)
             return module.ask(part, serial, Kind.I, (grad, *some), keep=True)
 
         done = lending.split(module.block, Kind.I, ask, compute)
@@ -301,13 +233,8 @@ class _MLP(torch.autograd.Function):
         if module.queue is not None:
             module.queue.add(pending)
             return result, None, None, *[None] * len(order)
-        found = dict(pending.gradients())
-        return (
-            _sum(done),
-            None,
-            None,
-            *(None if p is None or p not in found else found[p].to(p.dtype) for p in order),
-        )
+        found = {parameter: each.to(parameter.dtype) for parameter, each in pending.gradients()}
+        return result, None, None, *(None if p is None else found.get(p) for p in order)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -345,7 +272,7 @@ class SliceGradients:
         parameters = module.parameters_in_order
 
         def cut(part: Part) -> tuple[Tensor, ...]:
-            hidden, *some = (tensor[:, _columns(part)] for tensor in wide)
+            hidden, *some = (tensor[:, part.columns] for tensor in wide)
             return x, grad, hidden, *some
 
         def compute(part: Part) -> tuple[Tensor, ...]:
@@ -385,7 +312,7 @@ def _whole(
     totals = tuple(torch.zeros_like(p, dtype=like.dtype) for p in parameters)
     for piece in done:
         if piece.tensors:
-            views = columns_of(totals, _columns(piece.part), gated=gated)
+            views = columns_of(totals, piece.part.columns, gated=gated)
             for view, tensor in zip(views, piece.tensors, strict=True):
                 view.copy_(tensor)
     return totals
@@ -397,7 +324,3 @@ def _sum(done: Sequence[Done]) -> Tensor:
     for piece in done[1:]:
         total = total + piece.tensors[0]
     return total
-
-
-def _columns(part: Part) -> slice:
-    return slice(part.first, part.stop)

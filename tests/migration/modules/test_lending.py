@@ -124,6 +124,23 @@ def test_new_weights_wait_for_the_old_gradients():
     helper.store(1).put((0, 0, 0, INNER), 1, weights)
 
 
+def test_weights_cannot_change_before_their_gradients_are_settled():
+    mlp, lending, helper = mlp_with()
+    lending.begin({(0, Kind.W): [part(2, 5)]}, 0)
+    backward(mlp)
+    with pytest.raises(RuntimeError, match="still with lenders"):
+        lending.version = 1
+    lending.settle(helper.give_back())
+    lending.version = 1
+
+
+def test_what_a_full_backward_moves_counts_for_its_i():
+    mlp, lending, helper = mlp_with()
+    lending.begin({(0, Kind.B): [part(2, 5)]}, 0)
+    backward(mlp)
+    assert [request.kind for request in helper.requests] == [Kind.I]
+
+
 def test_only_columns_that_are_held_are_served():
     mlp, lending, helper = mlp_with(held=(2, 6))
     for columns in ((2, 6), (3, 5), (1, 4), (5, 8)):

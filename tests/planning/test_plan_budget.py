@@ -10,7 +10,7 @@ import pytest
 from conductor.cli.app import main
 from conductor.ir.validate import validate
 from conductor.planning import deepen as deepening
-from conductor.planning.plan import plan
+from conductor.planning.plan import LEARNED, plan
 from conductor.problem.presets import load_preset
 from conductor.search.objective import objective_value
 from conductor.simulator.program import encode
@@ -27,7 +27,7 @@ def test_a_budget_never_makes_the_best_worse_and_reaches_the_proved_optimum(gpt_
     after = plan(gpt_like, budget_ms=1500)
     assert after.best.value_ms <= before.best.value_ms
     assert after.best.value_ms == pytest.approx(234.6)
-    assert after.best.name.endswith("+search")
+    assert after.best.name.endswith(("+search", LEARNED))
     validate(after.best.schedule, gpt_like)
     values = [candidate.value_ms for candidate in after.candidates]
     assert values == sorted(values)

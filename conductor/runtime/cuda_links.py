@@ -27,7 +27,7 @@ _PAUSE_S = 20e-6
 """Between two looks at an event."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Posted:
     """A message on its way: its receives are posted."""
 

@@ -178,7 +178,7 @@ def test_two_hundred_real_steps_with_a_little_noise_change_nothing():
     spec = spec_of(2, num_microbatches=4).with_(
         forward_ms=10.0, backward_input_ms=10.0, backward_weight_ms=10.0
     )
-    assert run_ranks(steady, 2, spec) == [(True, (8, 8))] * 2
+    assert run_ranks(steady, 2, spec, timeout_s=300) == [(True, (8, 8))] * 2
 
 
 def slow_from_ten(rank, spec, factor):

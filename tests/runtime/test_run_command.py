@@ -7,7 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+
+from conductor.rl.weights import StoredPolicy, save_weights
+from tests.rl.test_kernels import random_weights
 
 
 def conductor(*arguments, before=(sys.executable, "-m")):
@@ -62,6 +66,8 @@ def test_two_ranks_learn_and_write_what_they_did(tmp_path):
         (("--noise", 0.1), "--noise, --variation and --straggler vary emulated times"),
         (("--emulate", "gpt-like", "--straggler", "rank=x"), "a straggler looks like"),
         (("--emulate", "gpt-like", "--ranks", 3), "gpt-like has 4 ranks, not 3"),
+        (("--policy", "mine.npz"), "--policy goes with --execution policy"),
+        (("--execution", "policy", "--policy", "none.npz"), "cannot read none.npz"),
     ],
 )
 def test_wrong_options_are_refused_in_one_sentence(capsys, arguments, message):
@@ -98,6 +104,21 @@ def test_a_killed_rank_ends_the_run_with_an_error():
     _, errors = process.communicate(timeout=120)
     assert process.returncode != 0
     assert "conductor: rank 0" in errors
+
+
+@pytest.mark.slow
+def test_a_policy_from_a_file_decides(tmp_path):
+    weights = random_weights(np.random.default_rng(0))
+    critic = np.zeros((16, 1), np.float32), np.zeros((1, 1), np.float32)
+    save_weights(tmp_path / "wild.npz", StoredPolicy(weights=weights, critic=critic, meta={}))
+    options = ("--ranks", 2, "--steps", 2, "--schedule", "1f1b", *SMALL, "--json")
+    policy = ("--execution", "policy", "--policy", tmp_path / "wild.npz")
+    plain, decided = (conductor(*options, *more) for more in ((), policy))
+    assert decided.returncode == 0, decided.stderr
+    losses = [
+        [step["loss"] for step in json.loads(run.stdout)["steps"]] for run in (plain, decided)
+    ]
+    assert losses[0] == losses[1]
 
 
 @pytest.mark.slow

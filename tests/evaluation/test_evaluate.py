@@ -10,6 +10,7 @@ from conductor.evaluation.scenario import Scenario, load_scenario, scenario_name
 from conductor.evaluation.scheduler import Planner, SchedulerName
 from conductor.migration.model import SimpleModel
 from conductor.problem.presets import load_preset
+from conductor.rl.two_tier import network
 from conductor.rl.two_tier.network import LendingNetwork
 from conductor.schedules.registry import build
 from conductor.simulator.program import encode
@@ -180,8 +181,8 @@ def test_a_policy_decides_alone():
 
 def test_learned_schedulers_are_no_default_without_their_weights(monkeypatch, tmp_path):
     monkeypatch.setattr("conductor.evaluation.evaluate.SHIPPED", tmp_path)  # exists
-    monkeypatch.setattr("conductor.rl.two_tier.network.SHIPPED", tmp_path)
+    monkeypatch.setattr(network, "SHIPPED", tmp_path)
     assert {"rl", "rl+migration"} <= set(default_schedulers())
     monkeypatch.setattr("conductor.evaluation.evaluate.SHIPPED", tmp_path / "none")
-    monkeypatch.setattr("conductor.rl.two_tier.network.SHIPPED", tmp_path / "none")
+    monkeypatch.setattr(network, "SHIPPED", tmp_path / "none")
     assert not {"rl", "rl+migration"} & set(default_schedulers())

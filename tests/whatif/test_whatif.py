@@ -9,6 +9,7 @@ from conductor.errors import FormatError
 from conductor.interop.straggler_trace import OPTYPES, read_straggler_trace
 from conductor.interop.timeline_json import trace_of_timeline
 from conductor.ir.trace import Operation
+from conductor.planning.plan import plan
 from conductor.problem.spec import PipelineSpec
 from conductor.schedules.registry import build
 from conductor.simulator.program import encode
@@ -110,7 +111,7 @@ def test_levers_are_worth_what_the_simulator_says():
     remedies = {remedy.name: remedy for remedy in lever_remedies(found)}
     (order,) = (name for name in remedies if name.startswith("order") and "," not in name)
     spec = profile(found.graph)
-    best = build(order.removeprefix("order "), spec)
+    best = plan(spec, schedules=[order.removeprefix("order ")]).best.schedule
     assert remedies[order].step_ms == pytest.approx(timeline(spec, best).makespan_ms)
     assert remedies[order].gain > 0.05
     even = SPEC.with_(forward_ms=11.0)

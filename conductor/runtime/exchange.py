@@ -18,13 +18,14 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 from conductor.ir.schedule import FloatArray
 from conductor.migration.execution import Prepared
 from conductor.migration.modules.lending import Decision, Lending
 from conductor.migration.modules.request import Request
-from conductor.migration.modules.serve import SliceStore, serve
+from conductor.migration.modules.serve import Returned, SliceStore, serve
 from conductor.problem.kind import Kind
 from conductor.runtime.exchange_board import Board
 from conductor.runtime.exchange_links import ExchangeLinks, Packet, What
@@ -132,6 +133,9 @@ class Exchange:
         self._posted: dict[int, Help] = {}
         self._results: dict[tuple[int, int], tuple[Tensor, ...] | None] = {}
         self._stores: dict[int, SliceStore] = {}
+        self._storing = threading.Lock()
+        self._returned: dict[int, list[Returned] | None] = {}
+        self._incoming: dict[int, list[Returned]] = {}
         self._links = ExchangeLinks(
             name, rank, num_ranks, alarm.timeout_s, self._on_packet, self._on_broken
         )
@@ -180,7 +184,7 @@ class Exchange:
             self._busy_until_ns = 0
             self._may_borrow = self._is_idle = False
             self._helps, self._promise, self._serving = {}, None, None
-            self._posted, self._results = {}, {}
+            self._posted, self._results, self._owing = {}, {}, set[int]()
             self._mine: list[Help] = []
             self._posted_bytes, self._recent = 0, 1.0
             self.report = StepHelps()
@@ -317,11 +321,10 @@ class Exchange:
             with self._changed:
                 if others <= self._finished:
                     self._open = False
-                    return
-                if self._promise is None:
-                    gone = self._gone - self._finished
-                    if not gone and self._changed.wait(LOOK_S):
-                        continue
+                    break
+                if self._promise is not None or self._changed.wait(LOOK_S):
+                    continue
+                gone = self._gone - self._finished
             self._alarm.check(describe)
             if gone:
                 time.sleep(LOOK_S)  # the cause is often told a moment later
@@ -333,6 +336,30 @@ class Exchange:
                     f" {self._alarm.timeout_s:g} s"
                 )
 
+        self._collect(describe)
+
+    def _collect(self, describe: Callable[[], str]) -> None:
+        """Takes the sums of weight gradients back that lenders have, and adds them once."""
+        if not self._owing:
+            return
+        deadline = time.monotonic() + self._alarm.timeout_s
+        with self._changed:
+            self._returned = dict.fromkeys(sorted(self._owing), None)
+        for lender in sorted(self._owing):
+            self._send(lender, What.COLLECT)
+        while True:
+            with self._changed:
+                missing = [lender for lender, back in self._returned.items() if back is None]
+                if not missing:
+                    break
+                self._changed.wait(LOOK_S)
+            self._alarm.check(describe)
+            if self._gone & set(missing) or time.monotonic() > deadline:
+                raise ConnectionError(f"ranks {missing} do not give weight gradients back")
+        back = [each for returned in self._returned.values() for each in returned or ()]
+        for lending in self._lendings.values():
+            lending.settle(back)
+
     # The way to the lenders, as a stage's modules see it (`Helper`).
 
     def post(self, request: Request) -> None:
@@ -341,6 +368,8 @@ class Exchange:
             if help_.lender == request.lender and help_.outcome == "promised":
                 help_.num_bytes += request.num_bytes
                 self._posted[request.serial] = help_
+                if request.kind is Kind.W:
+                    self._owing.add(request.lender)
                 numbers = (self._number_of(help_), *request.numbers())
                 self._links.send(
                     help_.lender,
@@ -389,7 +418,8 @@ class Exchange:
                     self._changed.wait(wait_ns / 1e9)
                     continue
                 request = promise.posts.popleft()
-            reply = serve(request, self._stores.get(promise.borrower))
+            with self._storing:
+                reply = serve(request, self._stores.get(promise.borrower))
             parts = ((), ()) if reply is None else (reply.tensors, reply.behind)
             for behind, tensors in enumerate(parts):
                 if tensors or not behind:
@@ -596,11 +626,25 @@ class Exchange:
     # Messages.
 
     def _on_packet(self, sender: int, packet: Packet) -> None:
+        if packet.what is What.COLLECT:
+            self._give_back(sender, packet.step)
+            return
         with self._changed:
             if packet.step > self._step:
                 self._early.append((sender, packet))
             elif packet.step == self._step:
                 self._handle(sender, packet)
+
+    def _give_back(self, borrower: int, step: int) -> None:
+        """Answers with the sums of weight gradients that this rank has for another."""
+        with self._storing:
+            store = self._stores.get(borrower)
+            found = [] if store is None else store.give_back()
+        for back in found:
+            tensors = (torch.tensor(back.serials), *back.gradients)
+            packet = Packet(what=What.RETURNED, step=step, numbers=(1, *back.key), tensors=tensors)
+            self._links.send(borrower, packet)
+        self._links.send(borrower, Packet(what=What.RETURNED, step=step))
 
     def _handle(self, sender: int, packet: Packet) -> None:
         what, numbers, board = packet.what, packet.numbers, self._board
@@ -612,10 +656,13 @@ class Exchange:
             self._verdict(sender, packet)
         elif what is What.FINISHED:
             self._finished.add(sender)
+        elif what is What.RETURNED:
+            self._take_back(sender, packet)
         elif what is What.WEIGHTS:
             stage, block, first, stop, version = numbers[:5]
             store = self._stores.setdefault(sender, SliceStore())
-            store.put((stage, block, first, stop), version, packet.tensors)
+            with self._storing:
+                store.put((stage, block, first, stop), version, packet.tensors)
             self._hold(0)
         elif what in (What.POST, What.END, What.CANCEL):
             for promise in (self._promise, self._serving):
@@ -654,6 +701,21 @@ class Exchange:
         self._posted_bytes += num_bytes
         held = self._posted_bytes + sum(store.held_bytes for store in self._stores.values())
         self.report.peak_bytes = max(self.report.peak_bytes, held)
+
+    def _take_back(self, lender: int, packet: Packet) -> None:
+        """Keeps a sum of gradients; the last message of a lender has none."""
+        sums = self._incoming.setdefault(lender, [])
+        if not packet.numbers[0]:
+            self._returned[lender] = self._incoming.pop(lender)
+            return
+        stage, block, first, stop = packet.numbers[1:5]
+        serials, *gradients = packet.tensors
+        sums.append(
+            Returned(
+                key=(stage, block, first, stop), serials=tuple(serials.tolist()),
+                gradients=tuple(gradients),
+            )
+        )  # fmt: skip
 
     def _learn(self, sender: int, numbers: Sequence[int]) -> None:
         """What a rank tells of itself."""

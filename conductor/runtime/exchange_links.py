@@ -50,7 +50,9 @@ class What(IntEnum):
     RESULT = 9
     FINISHED = 10
     WEIGHTS = 11
-    CLOSE = 12
+    COLLECT = 12
+    RETURNED = 13
+    CLOSE = 14
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

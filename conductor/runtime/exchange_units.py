@@ -39,6 +39,8 @@ class Units:
         decision: dict[tuple[int, Kind], list[Part]] = {}
         moved = dict.fromkeys((lender for lender, _ in choice), 0.0)
         ranges = self._ranges(stage)
+        if kind is Kind.W:  # attention has no weights that move
+            ranges = {block: found for block, found in ranges.items() if found[1] is not None}
         for block, (units, held) in ranges.items():
             end, found = units, []
             for lender, parts in choice:

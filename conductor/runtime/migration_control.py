@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -93,7 +93,7 @@ class MigrationControl:
     Args:
         schedule: made with `lends=True`.
         spec: the times that the plan in force is made for.
-        model: what moves and what it costs.
+        model: what moves and what it costs; weight gradients do where lenders hold columns.
         lendings: of this rank's stages, where their modules can move work.
         variation: what times vary like.
         min_gain: share of a step that migration must save.
@@ -118,7 +118,7 @@ class MigrationControl:
         persistent: int = 10,
         lender_share: float = 0.25,
     ) -> None:
-        self._schedule, self._model = schedule, model or SimpleModel()
+        self._schedule, self._given = schedule, model or SimpleModel()
         self._lendings, self._variation = lendings or {}, variation
         self._min_gain, self._persistent, self._lender_share = min_gain, persistent, lender_share
         self.spec = spec.on_stages(schedule.plan.stage_ranks)
@@ -223,12 +223,11 @@ class MigrationControl:
             return None
         if state.slow_steps != self._persistent:
             return None
-        lenders = np.argsort(work, kind="stable")[:2].tolist()
+        lenders = [r for r in np.argsort(work, kind="stable").tolist() if r != rank][:2]
         stages = np.flatnonzero(np.asarray(self._schedule.plan.stage_ranks) == rank).tolist()
         self._held = {s: [(lender, self._lender_share) for lender in lenders] for s in stages}
-        self._say(
-            f"rank {rank} stays slow: ranks {lenders[0]} and {lenders[1]} hold columns of its MLPs"
-        )
+        named = " and ".join(map(str, lenders))
+        self._say(f"rank {rank} stays slow: from now on ranks {named} hold columns of its MLPs")
         return _Order(spec=self.spec, rules=state.rules, held=self._held)
 
     def _pays(self) -> bool:
@@ -239,6 +238,10 @@ class MigrationControl:
         log.info("step %d: %s", self._schedule.num_steps - 1, text)
 
     # On every rank.
+
+    @property
+    def _model(self) -> SimpleModel:
+        return self._given if self._held else replace(self._given, movable_weight=0.0)
 
     @property
     def _execution(self) -> Execution:

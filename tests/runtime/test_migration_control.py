@@ -90,5 +90,5 @@ def test_a_rank_that_turns_slow_is_a_new_chance_and_a_lasting_one_lends_columns(
 
 def test_nothing_moves_where_a_message_takes_longer_than_the_work(monkeypatch):
     ranks = Ranks(monkeypatch, share=0.5)
-    ranks.control._model = SimpleModel(latency_ms=30.0, parts=16)
+    ranks.control._given = SimpleModel(latency_ms=30.0, parts=16)
     assert not any(ranks.run(20))

@@ -30,9 +30,9 @@ PLACEMENTS = 2
 BATCH, MOST_SAMPLES = 4_000, 32
 """Stages that the network looks at in a batch of sampled episodes, and the most episodes of a batch."""
 
-EFFORT = 28_000
+EFFORT = 24_000
 """What planning takes without being told: looks of the network, and twice as many as orders of the polish;
-some 45 ms."""
+some 40 ms."""
 
 
 DOUBT, DOUBTED_DRAWS = UniformNoise(level=0.1), 32

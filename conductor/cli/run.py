@@ -228,6 +228,9 @@ def run(
         print(f"conductor: {error}", file=sys.stderr, flush=True)
         # Threads that wait for other ranks must not hold this one up.
         os._exit(1)
+    # Nor may they end it with an error, when Python takes down what they wait on.
+    sys.stdout.flush()
+    os._exit(0)
 
 
 def _profile(

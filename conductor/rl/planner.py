@@ -27,7 +27,7 @@ from conductor.variation import UniformNoise
 PLACEMENTS = 2
 """So many placements are played on, those with the best starts."""
 
-BATCH, MOST_SAMPLES = 4_000, 32
+BATCH, MOST_SAMPLES = 2_000, 32
 """Stages that the network looks at in a batch of sampled episodes, and the most episodes of a batch."""
 
 EFFORT = 24_000

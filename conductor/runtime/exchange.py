@@ -112,9 +112,18 @@ class Exchange:
         num_ranks: all of them.
         inbox: of the executor, which None wakes up.
         alarm: says whether a rank has failed.
+        device: of the stages.
     """
 
-    def __init__(self, name: str, rank: int, num_ranks: int, inbox: Inbox, alarm: Alarm) -> None:
+    def __init__(
+        self,
+        name: str,
+        rank: int,
+        num_ranks: int,
+        inbox: Inbox,
+        alarm: Alarm,
+        device: torch.device,
+    ) -> None:
         self.rank, self._inbox, self._alarm = rank, inbox, alarm
         self.migration: Prepared | None = None
         self.report = StepHelps()
@@ -137,7 +146,7 @@ class Exchange:
         self._returned: dict[int, list[Returned] | None] = {}
         self._incoming: dict[int, list[Returned]] = {}
         self._links = ExchangeLinks(
-            name, rank, num_ranks, alarm.timeout_s, self._on_packet, self._on_broken
+            name, rank, num_ranks, alarm.timeout_s, self._on_packet, self._on_broken, device
         )
 
     def close(self) -> None:

@@ -4,13 +4,14 @@ Apart from the pipeline's own links, so that moved work never stands in the way 
 for each incoming link takes whatever comes at once, and one for each outgoing link waits until a message
 has gone; the rank's main thread never waits for a link.
 
-With NCCL the tensors go on a communicator of two ranks for each direction, as the receiver posts what the
-header, on gloo, has announced. That way is untested: nothing here has run on GPUs.
+Between GPUs the tensors go on an NCCL communicator of two ranks for each direction: the receiver posts what
+the header, on gloo, has announced. That way is untested: nothing here has run on GPUs.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -23,11 +24,14 @@ import torch
 from torch import Tensor
 
 from conductor.runtime import torch_shim
+from conductor.runtime.transport import warm_up
 
 _HEADER = 128
 _NUMBERS = 24
 """Of a header; then the number of tensors, and of each its type, its dimensions and its shape."""
 _FOREVER = timedelta(days=365)
+_PAUSE_S = 20e-6
+_CPU = torch.device("cpu")
 _DTYPES = (
     torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int64, torch.uint8, torch.bool,
 )  # fmt: skip
@@ -82,6 +86,7 @@ class ExchangeLinks:
         timeout_s: longest wait for the others to open theirs.
         on_packet: called by the threads of the links with the sender and what it sent.
         on_broken: called once with a rank whose link broke.
+        device: of the tensors.
     """
 
     def __init__(
@@ -92,9 +97,11 @@ class ExchangeLinks:
         timeout_s: float,
         on_packet: Callable[[int, Packet], None],
         on_broken: Callable[[int], None],
+        device: torch.device = _CPU,
     ) -> None:
+        self._device = device
         self._on_packet, self._on_broken = on_packet, on_broken
-        self._groups: dict[int, Any] = {}
+        self._groups: dict[int, tuple[Any, Any]] = {}
         self._locks: dict[int, threading.Lock] = {}
         self._going: dict[int, SimpleQueue[_Sent | None]] = {}
         self._sent: dict[int, _Sent] = {}
@@ -105,17 +112,20 @@ class ExchangeLinks:
             for receiver in range(num_ranks):
                 if sender == receiver or rank not in (sender, receiver):
                     continue
-                group = torch_shim.pair_group(
-                    f"{name}/help/{sender}-{receiver}", int(receiver == rank), timeout_s
-                )
-                if receiver == rank:
-                    incoming[sender] = group
+                link, end = f"{name}/help/{sender}-{receiver}", int(receiver == rank)
+                headers = payload = torch_shim.pair_group(link, end, timeout_s)
+                if device.type == "cuda":
+                    payload = torch_shim.nccl_pair(f"{link}/payload", end, timeout_s, device)
+                    warm_up(payload, end, device)
+                if end:
+                    incoming[sender] = headers, payload
                 else:
-                    self._groups[receiver], self._locks[receiver] = group, threading.Lock()
+                    self._groups[receiver] = headers, payload
+                    self._locks[receiver] = threading.Lock()
                     self._going[receiver], self._under_way[receiver] = SimpleQueue(), 0
                     self._sent[receiver] = []
-        for other, group in incoming.items():
-            for target, arguments in ((self._receive, (other, group)), (self._reap, (other,))):
+        for other, groups in incoming.items():
+            for target, arguments in ((self._receive, (other, *groups)), (self._reap, (other,))):
                 threading.Thread(
                     target=target, args=arguments, name=f"conductor-help-{other}", daemon=True
                 ).start()
@@ -144,8 +154,10 @@ class ExchangeLinks:
             return
         try:
             with self._locks[receiver]:
-                group, sent = self._groups[receiver], self._sent[receiver]
-                sent += [(group.send([t], 1, 0), t) for t in tensors if t.numel()]
+                headers, payload = self._groups[receiver]
+                sent = self._sent[receiver]
+                sent.append((headers.send([tensors[0]], 1, 0), tensors[0]))
+                sent += [(payload.send([t], 1, 0), t) for t in tensors[1:] if t.numel()]
                 if len(sent) >= _BATCH:
                     self._under_way[receiver] += len(sent)
                     self._going[receiver].put(sent)
@@ -168,18 +180,18 @@ class ExchangeLinks:
         """Waits until messages have gone (gloo lets go of one only then)."""
         with suppress(RuntimeError):
             while (works := self._going[receiver].get()) is not None:
-                for work, _ in works:
-                    work.wait(_FOREVER)
+                for work, tensor in works:
+                    _end(work, tensor)
                 with self._locks[receiver]:
                     self._under_way[receiver] -= len(works)
             return
         self._break(receiver)
 
-    def _receive(self, sender: int, group: Any) -> None:
+    def _receive(self, sender: int, headers: Any, payload: Any) -> None:
         header = torch.empty(_HEADER, dtype=torch.int64)
         try:
             while True:
-                group.recv([header], 0, 0).wait(_FOREVER)
+                headers.recv([header], 0, 0).wait(_FOREVER)
                 numbers = header.tolist()
                 if numbers[0] == What.CLOSE:
                     return
@@ -188,9 +200,10 @@ class ExchangeLinks:
                 for _ in range(numbers[_NUMBERS]):
                     dtype = _DTYPES[next(rest)]
                     shape = [next(rest) for _ in range(next(rest))]
-                    tensors.append(torch.empty(shape, dtype=dtype))
-                for work in [group.recv([t], 0, 0) for t in tensors if t.numel()]:
-                    work.wait(_FOREVER)
+                    tensors.append(torch.empty(shape, dtype=dtype, device=self._device))
+                works = [(payload.recv([t], 0, 0), t) for t in tensors if t.numel()]
+                for work, tensor in works:
+                    _end(work, tensor)
                 self._on_packet(
                     sender,
                     Packet(
@@ -200,6 +213,13 @@ class ExchangeLinks:
                 )  # fmt: skip
         except RuntimeError:
             self._break(sender)
+
+
+def _end(work: Any, tensor: Tensor) -> None:
+    """Waits for the end of a send or receive, on a GPU by looking: `wait` would only order streams."""
+    while tensor.is_cuda and not work.is_completed():
+        time.sleep(_PAUSE_S)
+    work.wait(_FOREVER)
 
 
 def _header(packet: Packet) -> Tensor:

@@ -125,7 +125,9 @@ class ConductorSchedule:
             timeout_s=timeout_s,
         )  # fmt: skip
         self.exchange = (
-            Exchange(name, self.rank, num_ranks, self._links.inbox, self._alarm) if lends else None
+            Exchange(name, self.rank, num_ranks, self._links.inbox, self._alarm, stages[0].device)
+            if lends
+            else None
         )
         self._watch = CudaWatch() if stages[0].device.type == "cuda" else None
         self._profile = script_profile.started(self)

@@ -14,6 +14,7 @@ from torch.distributed.pipelining import PipelineStage
 from conductor.errors import FormatError
 from conductor.ir.schedule import Schedule
 from conductor.migration.model import SimpleModel
+from conductor.migration.modules.convert import migratable
 from conductor.problem.spec import PipelineSpec
 from conductor.runtime.checkpoint import (
     load_rank,
@@ -143,15 +144,11 @@ class Training:
             for stage, owner in enumerate(plan.stage_ranks)
             if owner == self._rank
         }
-        self._lendings = {}
-        if settings.migrate is not None:
-            try:
-                from conductor.migration.modules.convert import migratable
-            except ImportError:
-                pass
-            else:
-                for stage, module in self._modules.items():
-                    self._lendings[stage] = migratable(module, stage=stage)
+        self._lendings = {
+            stage: migratable(module, stage=stage)
+            for stage, module in self._modules.items()
+            if settings.migrate is not None
+        }
         parameters = [p for module in self._modules.values() for p in module.parameters()]
         self._optimizer = torch.optim.AdamW(parameters, lr=settings.learning_rate)
         self._data = np.random.default_rng(settings.seed)

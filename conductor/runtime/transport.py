@@ -75,7 +75,7 @@ def open_links(
         group = torch_shim.pair_group(link, end, timeout_s)
         if payload_group is not None:
             payload = payload_group(f"{link}/payload", end, timeout_s, device)
-            _warm_up(payload, end, device)
+            warm_up(payload, end, device)
             if end:
                 made.announced[sender] = CudaLink(group, payload, sender, made.inbox, device)
             else:
@@ -89,7 +89,7 @@ def open_links(
     return made
 
 
-def _warm_up(payload: Any, end: int, device: torch.device) -> None:
+def warm_up(payload: Any, end: int, device: torch.device) -> None:
     """One number over a link: NCCL connects at the first operation, which both ends must enter at once."""
     number = torch.zeros(1, device=device)
     work = payload.recv([number], 0, 0) if end else payload.send([number], 1, 0)

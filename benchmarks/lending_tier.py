@@ -1,7 +1,7 @@
-"""What each part of the learned lending tier gains: `python -m benchmarks.lending_tier NETWORK...`.
+"""What each part of the learned lending tier gains: `python -m benchmarks.lending_tier [NETWORK ...]`.
 
-On the planner's plan of ZB-V, against that plan, over fresh paired draws; the mean and its 95 % half interval in
-percent. Files are networks of `python -m conductor.rl.two_tier`; none is the one that comes with the package.
+On the planner's plan of ZB-V, against that plan, over fresh paired draws; the mean and its 95 % half interval,
+in percent. Files are networks of `python -m conductor.rl.two_tier`; without any it is the shipped one.
 """
 
 from __future__ import annotations

@@ -51,8 +51,7 @@ def test_guesses_know_a_micro_batch_by_its_earlier_stages():
     one = a_lesson(MicrobatchFactor())
     drawn = MicrobatchFactor().sample(one.prepared.program, 16, np.random.default_rng(1))
     guesses = fit_guesses(one.prepared, drawn, seen=True)
-    assert guesses.lent[1] == pytest.approx(1.0, abs=0.05)
-    assert guesses.rms[2] < 0.05 * guesses.plain_rms[2]
+    assert (guesses.rms[[0, 2]] < [0.6, 0.2] * guesses.plain_rms[[0, 2]]).all()
 
 
 def test_guesses_know_that_a_slow_rank_stays_slow():

@@ -36,12 +36,16 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Puts the pages of the rooms under the API reference; MkDocs calls it."""
+    """Puts the rooms' pages under the API reference, and pages without a place under the results."""
+    placed = str(config.nav)
     for section in config.nav or ():
         if "Reference" in section:
             entries = section["Reference"]
             place = entries.index("api.md")
             entries[place] = {"Python": ["api.md", *(f"api/{room}.md" for room in ROOMS)]}
+        elif "Results" in section:
+            names = sorted(path.name for path in Path(config.docs_dir).glob("*.md"))
+            section["Results"] += [name for name in names if f"'{name}'" not in placed]
     return config
 
 

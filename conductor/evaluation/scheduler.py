@@ -10,6 +10,7 @@ both learned tiers: the best migration planned for all these, and a network that
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -184,9 +185,12 @@ class Planner:
         Raises:
             FormatError: the package has no network of lenders.
         """
-        plans = [self.migration(SchedulerName.parse(f"{name}+migration")) for name in TWO_TIER]
+        plans = []
+        for name in TWO_TIER:
+            with suppress(DoesNotFitError):
+                plans.append(self.migration(SchedulerName.parse(f"{name}+migration")))
         return plan_two_tier(
-            self.scenario.spec, plans, model=self.model, variation=self.scenario.variation,
+            self.scenario.spec, plans or None, model=self.model, variation=self.scenario.variation,
             seed=self.seed,
         )  # fmt: skip
 

@@ -513,7 +513,8 @@ class Exchange:
             if taken or (block == int(inside) and is_news):
                 with self._changed:
                     self._busy_until_ns = int(max(end_ns, *(h.end_ns for h in self._mine), 0))
-                    board.expects(self.rank, (self._busy_until_ns - self._origin_ns) / 1e6)
+                    end_ms = (self._busy_until_ns - self._origin_ns) / 1e6
+                    board.expects(self.rank, end_ms, end_ms)
                     borrows = bool(taken)
                     board.tell(self.rank, promised=self._promise is not None, borrows=borrows)
                 self._tell()
@@ -728,27 +729,27 @@ class Exchange:
 
     def _learn(self, sender: int, numbers: Sequence[int]) -> None:
         """What a rank tells of itself."""
-        action, running, free_ns, promised, borrows = numbers[:5]
+        action, running, end_ns, free_ns, promised, borrows = numbers[:6]
         board, now = self._board, self._now_ms()
         if action >= 0 and board.is_waiting(action):
-            board.started(sender, action, now, now + free_ns / 1e6)
+            board.started(sender, action, now, now + end_ns / 1e6)
         elif not running:
             board.ended(sender, now)
-        board.expects(sender, now + free_ns / 1e6)
+        board.expects(sender, now + end_ns / 1e6, now + free_ns / 1e6)
         board.tell(sender, promised=bool(promised), borrows=bool(borrows))
 
     def _state(self) -> tuple[int, ...]:
-        """Where this rank stands: running action, when it is free, whether it has promised, borrows."""
+        """Where this rank stands: its action, when that ends, when it is free, what it owes and is owed."""
         promise, now = self._promise, _clock()
         is_busy = self._running is not None or self._serving is not None
-        free_ns = max(self._busy_until_ns - now, 0) if is_busy else 0
+        free_ns = end_ns = max(self._busy_until_ns - now, 0) if is_busy else 0
         if promise is not None:
             free_ns = max(free_ns, promise.ready_ns - now)
             free_ns += self._busy_ns(promise.action, promise.parts)
         borrows = self._running is not None and any(h.outcome == "promised" for h in self._mine)
         action = self._board.ranks[self.rank].action
         running = self._board.is_running(self.rank)
-        return action, int(running), free_ns, int(promise is not None), int(borrows)
+        return action, int(running), end_ns, free_ns, int(promise is not None), int(borrows)
 
     def _tell(self) -> None:
         """Tells all others where this rank stands."""

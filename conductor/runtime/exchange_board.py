@@ -29,7 +29,7 @@ class Board(Knowledge):
         begun.status, begun.start_ms = "running", now
         state.action = action
         state.memory += float(self.layout.allocated[action])
-        self.expects(rank, end_ms)
+        self.expects(rank, end_ms, end_ms)
 
     def ended(self, rank: int, now: float) -> None:
         """The action that the rank was running, if any, has ended."""
@@ -50,12 +50,12 @@ class Board(Knowledge):
             action.missing -= 1
             action.arrival_ms = max(action.arrival_ms, now + lag)
 
-    def expects(self, rank: int, free_ms: float) -> None:
-        """The rank expects to be free then, and its running action to have ended."""
+    def expects(self, rank: int, end_ms: float, free_ms: float) -> None:
+        """The rank expects its running action to end, and to be free after what it has promised."""
         state = self.ranks[rank]
         state.free_ms = free_ms
         if state.action >= 0 and self.actions[state.action].status == "running":
-            self.actions[state.action].expected_end_ms = free_ms
+            self.actions[state.action].expected_end_ms = end_ms
 
     def tell(self, rank: int, *, promised: bool, borrows: bool) -> None:
         """Whether the rank has promised a help that it has not begun, and whether others help it."""

@@ -7,8 +7,8 @@
 
 Every row is 1,000 fresh draws of each seed, the same for all columns; a training sees none of them, and nothing
 is chosen on them. `searched` is a static order: a local search of 100,000 orders for the mean over 256 other
-draws, from all published ones. A specialist is trained twice, on that order and on the best published one; which
-of the two, and how firmly it is held to its plan, is chosen on 512 further draws.
+draws, from all published ones. A specialist is trained twice, on that order and on the best published one;
+which of the two, and how firmly it is held to its plan, is chosen on 512 further draws.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ ABLATIONS = {
     "without cloning": {"cloning_epochs": 0},
     "without PPO": {"episodes": 0},
     "returns instead of comparisons": {"compared": 0.0, "episodes_per_draw": 4, "batch_size": 1024},
-    "from the best published order": {"plan_evaluations": 0},
+    "from the searched order": {"plan_evaluations": ROBUST.plan_evaluations},
 }
 
 DRAWS, CHOOSING_DRAWS = 1000, 512
@@ -165,16 +165,15 @@ def ablation(cases):
         variation = CASES[case][1]
         print(f"\n{case}\n\n| | mean | less searched |\n| --- | ---: | ---: |", flush=True)
         draws = common(variation, DRAWS, (1000, 2))
-        searched = None
+        plan = robust_plan(CASES[case][0], variation, ROBUST.plan_evaluations)
+        searched = executed(Instance.of(CASES[case][0], plan), "static", draws)
         for name, changes in ABLATIONS.items():
-            training = trained(case, 0, **changes)
+            training = trained(case, 0, **{"plan_evaluations": 0, **changes})
             source = training.source
             played = play(
                 source.instance, draws.of(source.instance.plan, source.instance.program),
                 Decider.NETWORK, weights=training.best_policy(), threads=2,
             ).makespan_ms  # fmt: skip
-            if searched is None:
-                searched = executed(source.instance, "static", draws)
             less = played - searched
             print(
                 f"| {name} | {played.mean():.2f} | {less.mean():+.2f} ± {half(less):.2f} |",

@@ -14,9 +14,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -28,6 +26,7 @@ from conductor.migration.modules.request import Request
 from conductor.migration.modules.serve import Returned, SliceStore, serve
 from conductor.problem.kind import Kind
 from conductor.runtime.exchange_board import Board
+from conductor.runtime.exchange_help import Help, Promise, StepHelps
 from conductor.runtime.exchange_links import ExchangeLinks, Packet, What
 from conductor.runtime.exchange_units import Units
 from conductor.runtime.faults import LOOK_S, Alarm
@@ -39,68 +38,6 @@ _ROUNDS = 3
 """A rank asks again, others, when some have refused."""
 _GRACE_NS = 5_000_000
 _clock = time.perf_counter_ns
-
-
-@dataclass(slots=True, kw_only=True)
-class Help:
-    """A request for help, as its borrower sees it. Times are on the clock of `time.perf_counter_ns`.
-
-    Attributes:
-        action: program index.
-        borrower: its rank.
-        lender: rank that is asked.
-        parts: of the action's movable share, that move.
-        decided_ns: when it was asked for.
-        outcome: `asked`, `promised`, `done`, `refused` or `late`.
-        start_ns: from then on the lender was occupied.
-        end_ns: until then.
-        back_ns: when the result is there.
-        num_bytes: of the tensors, there and back.
-    """
-
-    action: int
-    borrower: int
-    lender: int
-    parts: float
-    decided_ns: int
-    outcome: str = "asked"
-    start_ns: int = 0
-    end_ns: int = 0
-    back_ns: int = 0
-    num_bytes: int = 0
-
-
-@dataclass(slots=True, kw_only=True)
-class _Promise:
-    """A help as its lender sees it."""
-
-    borrower: int
-    number: int
-    action: int
-    parts: float
-    began: tuple[int, int]
-    ready_ns: int
-    free_ns: int
-    posts: deque[Request] = field(default_factory=deque)
-    is_ended: bool = False
-    is_cancelled: bool = False
-
-
-@dataclass(slots=True, kw_only=True)
-class StepHelps:
-    """What one step's helps came to, on one rank.
-
-    Attributes:
-        helps: that this rank asked for.
-        whole_ns: of each of its actions, the time without help, as far as its own part tells.
-        waited_ns: time that its actions waited for lenders.
-        peak_bytes: most bytes of others' tensors and weights that it held.
-    """
-
-    helps: list[Help] = field(default_factory=list)
-    whole_ns: dict[int, int] = field(default_factory=dict)
-    waited_ns: int = 0
-    peak_bytes: int = 0
 
 
 class Exchange:
@@ -136,8 +73,8 @@ class Exchange:
         self._step = -1
         self._open = False
         self._numbers = 0
-        self._promise: _Promise | None = None
-        self._serving: _Promise | None = None
+        self._promise: Promise | None = None
+        self._serving: Promise | None = None
         self._helps: dict[int, Help] = {}
         self._posted: dict[int, Help] = {}
         self._results: dict[tuple[int, int], tuple[Tensor, ...] | None] = {}
@@ -402,7 +339,7 @@ class Exchange:
 
     # What a lender does.
 
-    def _do(self, promise: _Promise) -> None:
+    def _do(self, promise: Promise) -> None:
         """Serves one promise to its end."""
         begin_ns, costs = promise.free_ns or _clock(), self._board.costs
         emulated = self._realised_ms is not None
@@ -478,7 +415,7 @@ class Exchange:
             self._send(sender, What.STATE, *self._state())
             self._send(sender, What.REFUSE, number)
             return
-        self._promise = _Promise(
+        self._promise = Promise(
             borrower=sender, number=number, action=action, parts=parts / 1000.0,
             began=(began, sender), ready_ns=now + ready_ns, free_ns=0 if is_busy else now,
             is_ended=not packet.numbers[6],
@@ -694,7 +631,7 @@ class Exchange:
                 self._results[serial, behind] = None if refused else tuple(packet.tensors)
         self._changed.notify_all()
 
-    def _follow(self, promise: _Promise, packet: Packet) -> None:
+    def _follow(self, promise: Promise, packet: Packet) -> None:
         """What a borrower says to a lender that has promised."""
         if packet.what is What.POST:
             promise.posts.append(Request.from_numbers(packet.numbers[1:19], packet.tensors))

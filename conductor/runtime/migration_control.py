@@ -19,7 +19,7 @@ from conductor.problem.kind import Kind
 from conductor.problem.spec import PipelineSpec
 from conductor.runtime.collectives import broadcast, gather
 from conductor.runtime.controller import ChangeDetector, with_times
-from conductor.runtime.exchange import StepHelps
+from conductor.runtime.exchange_help import StepHelps
 from conductor.runtime.exchange_units import Held, Units
 from conductor.runtime.executor import ConductorSchedule
 from conductor.simulator.timeline import Timeline

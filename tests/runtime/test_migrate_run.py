@@ -36,12 +36,16 @@ def run(folder, forward_ms, *arguments):
 def test_a_slow_rank_is_helped_and_files_hold_what_moved(tmp_path):
     step, trace = tmp_path / "step.json", tmp_path / "trace.json"
     result = run(
-        tmp_path, 20, *SLOW, "--steps", 7, "--migrate", "--timeline", step, "--trace", trace
+        tmp_path, 40, *SLOW, "--steps", 6, "--migrate", "--timeline", step, "--trace", trace
     )
     moved = result["migration"]
     assert moved["steps_on"] >= 3
-    # At 40 ms an action it is 20 % and more; a busy machine, and 20 ms, leave at least this.
-    assert moved["median_on_ms"] < 0.95 * moved["median_off_ms"]
+    # On a machine of its own it is 20 % and more.
+    on, off = (
+        min(s["time_ms"] for s in result["steps"][1:] if s["migration"]["is_on"] is is_on)
+        for is_on in (True, False)
+    )
+    assert on < 0.93 * off
     each = moved["per_step"]
     assert each["helps"] > 10
     assert each["bytes"] > 10_000

@@ -9,7 +9,7 @@ from conductor.migration.model import SimpleModel
 from conductor.problem.kind import Kind
 from conductor.problem.spec import PipelineSpec
 from conductor.runtime import migration_control
-from conductor.runtime.exchange import StepHelps
+from conductor.runtime.exchange_help import StepHelps
 from conductor.runtime.migration_control import MigrationControl
 from conductor.schedules.registry import build
 from conductor.simulator.simulate import timeline

@@ -1,6 +1,6 @@
 """The controller: sees lasting changes, not noise; moves layers without a trace in the training."""
 
-import time
+import threading
 
 import numpy as np
 import pytest
@@ -113,34 +113,37 @@ def test_training_goes_on_bit_for_bit_after_layers_and_plan_have_changed():
     assert adapted[0][1] == ["zb-1p"] * 4 + ["1f1b"] * 2
 
 
+MAY_END = threading.Event()
+
+
 def propose_slowly(spec, layers):
-    time.sleep(0.5)
+    assert spec == FAST or MAY_END.wait(60.0), "the steps wait for the plan"
     return propose(spec, layers)
 
 
 def trained_meanwhile(rank):
-    """Seconds of each step until the plan has changed, and the decision."""
+    """Steps until the plan has changed, and the decision."""
     settings = TrainSettings(
         config=GPTConfig(num_layers=6, d_model=16, sequence=8), replan=propose_slowly
     )
-    training, took = Training(settings, build("zb-1p", FAST), FAST), []
-    while not training.controller.decisions and len(took) < 5000:
-        start = time.perf_counter()
+    training, steps = Training(settings, build("zb-1p", FAST), FAST), 0
+    while not training.controller.decisions:
         training.step()
-        took.append(time.perf_counter() - start)
+        steps += 1
+        if steps == 10:
+            MAY_END.set()
     (decision,) = training.controller.decisions
-    training.step()
-    return took, decision.step, decision.planned_in_ms, decision.proposal.plan.name
+    record, _ = training.step()
+    return steps, decision.step, decision.proposal.plan.name, record.plan
 
 
 def test_nobody_waits_for_a_plan_and_all_switch_after_the_same_step():
-    (took, seen, planned_in_ms, name), other = run_ranks(trained_meanwhile, 2)
-    assert (len(other[0]), *other[1:]) == (len(took), seen, planned_in_ms, name)
-    assert (seen, name) == (2, "1f1b")
-    assert planned_in_ms > 500.0
-    # Steps went on while it was planned, none of them as long as that.
-    assert len(took) > seen + 4
-    assert sorted(took[seen + 1 :])[-3] < 0.4
+    one, other = run_ranks(trained_meanwhile, 2)
+    assert one == other
+    steps, *rest = one
+    # The change was seen after the third step, and planned for while steps went on.
+    assert rest == [2, "1f1b", "1f1b"]
+    assert steps > 10
 
 
 def fails(spec, layers):

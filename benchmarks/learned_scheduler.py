@@ -7,8 +7,8 @@
 
 Every row is 1,000 fresh draws of each seed, the same for all columns; a training sees none of them, and nothing
 is chosen on them. `searched` is a static order: a local search of 100,000 orders for the mean over 256 other
-draws, from all published ones. A specialist is trained twice, on that order and on the best published one;
-which of the two, and how firmly it is held to its plan, is chosen on 512 further draws.
+draws, from all published ones. A specialist is trained twice from the package's policy, on that order and on
+the best published one; which of the two, and how firmly it is held to its plan, is chosen on 512 further draws.
 """
 
 from __future__ import annotations
@@ -53,23 +53,25 @@ STRAGGLERS = Product((UniformNoise(0.1), MarkovStragglers()))
 THIRTY_TWO = EIGHT.with_(num_microbatches=32)
 CASES = {
     "c1-0": (FOUR, NoVariation(), 512),
-    "c1-10": (FOUR, UniformNoise(0.1), 6400),
-    "c1-30": (FOUR, UniformNoise(0.3), 6400),
-    "c4": (FOUR, STRAGGLERS, 6400),
+    "c1-10": (FOUR, UniformNoise(0.1), 4096),
+    "c1-30": (FOUR, UniformNoise(0.3), 12_800),
+    "c4": (FOUR, STRAGGLERS, 12_800),
     "c3-16-0": (EIGHT, NoVariation(), 512),
-    "c3-16-30": (EIGHT, UniformNoise(0.3), 4096),
+    "c3-16-30": (EIGHT, UniformNoise(0.3), 8192),
     "c3-32-0": (THIRTY_TWO, NoVariation(), 512),
-    "c3-32-20": (THIRTY_TWO, UniformNoise(0.2), 2048),
-    "c3-32-30": (THIRTY_TWO, UniformNoise(0.3), 2048),
+    "c3-32-20": (THIRTY_TWO, UniformNoise(0.2), 4096),
+    "c3-32-30": (THIRTY_TWO, UniformNoise(0.3), 4096),
 }
 """Spec, variation, episodes of a training."""
 
-LONG = {"learning_rate": 5e-4, "entropy_coefficient": 0.02}
-"""Changes of the settings for eight ranks, which start from the package's policy: of many decisions each is
-worth less beside the luck of the draw, and a large bonus for entropy drowns it."""
+LONG = {"entropy_coefficient": 0.02}
+"""Changes of the settings for eight ranks: of many decisions each is worth less beside the luck of the draw,
+and a large bonus for entropy drowns it."""
 
+FROM_SHIPPED = "from the package's policy"
 ABLATIONS = {
     "as it is": {},
+    FROM_SHIPPED: {},
     "without wait": {"may_wait": False},
     "without plan observation": {"sees_plan": False},
     "without cloning": {"cloning_epochs": 0},
@@ -81,8 +83,8 @@ ABLATIONS = {
 DRAWS, CHOOSING_DRAWS = 1000, 512
 
 
-def trained(case, seed, **changes):
-    """The training of a case."""
+def trained(case, seed, *, from_shipped=True, **changes):
+    """The training of a case, from the package's policy or from nothing."""
     spec, variation, episodes = CASES[case]
     episodes = changes.pop("episodes", episodes)
     if spec.num_ranks > 4:
@@ -90,7 +92,7 @@ def trained(case, seed, **changes):
     config = replace(ROBUST, **changes)
     source = one_pipeline(spec, variation, evaluations=config.plan_evaluations)
     training = new_training(source, config, num_episodes=episodes, seed=seed)
-    if spec.num_ranks > 4:
+    if from_shipped:
         training.start_from(shipped_policy())
     train(training, threads=2)
     return training
@@ -168,7 +170,8 @@ def ablation(cases):
         plan = robust_plan(CASES[case][0], variation, ROBUST.plan_evaluations)
         searched = executed(Instance.of(CASES[case][0], plan), "static", draws)
         for name, changes in ABLATIONS.items():
-            training = trained(case, 0, **{"plan_evaluations": 0, **changes})
+            changes = {"episodes": 5120, "plan_evaluations": 0, **changes}
+            training = trained(case, 0, from_shipped=name == FROM_SHIPPED, **changes)
             source = training.source
             played = play(
                 source.instance, draws.of(source.instance.plan, source.instance.program),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import inf
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,7 +13,7 @@ class TrainingConfig:
         name: of the configuration.
         learning_rate: of Adam, at the start of PPO and all through the cloning.
         final_learning_rate: at the last episode (linear in between); None keeps it.
-        gradient_norm: longer gradients of PPO are shortened to this.
+        gradient_norm: longer gradients of PPO are shortened to this; None shortens none.
         clip: of PPO's probability ratio.
         discount: per decision of the whole pipeline.
         update_epochs: passes over the decisions of an update.
@@ -43,7 +42,7 @@ class TrainingConfig:
     name: str
     learning_rate: float = 3e-4
     final_learning_rate: float | None = None
-    gradient_norm: float = inf
+    gradient_norm: float | None = None
     clip: float = 0.2
     discount: float = 0.99
     update_epochs: int = 10
@@ -77,7 +76,7 @@ ROBUST = TrainingConfig(
     update_epochs=4,
     batch_size=512,
     cloning_rollouts=128,
-    entropy_coefficient=0.1,
+    entropy_coefficient=0.05,
     final_entropy_coefficient=0.0,
     label_smoothing=0.1,
     episodes_per_update=256,

@@ -12,7 +12,6 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from math import inf
 from time import perf_counter
 from types import FrameType
 
@@ -122,7 +121,7 @@ def _update(training: Training[Source], processes: Processes, threads: int) -> N
             optimizer.zero_grad(set_to_none=True)
             loss.backward()  # type: ignore[no-untyped-call]  # torch's
             processes.add_gradients(network)
-            if config.gradient_norm < inf:
+            if config.gradient_norm is not None:
                 nn.utils.clip_grad_norm_(network.parameters(), config.gradient_norm)
             optimizer.step()
             with torch.no_grad():

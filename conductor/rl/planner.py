@@ -30,7 +30,7 @@ PLACEMENTS = 2
 BATCH, MOST_SAMPLES = 2_000, 32
 """Stages that the network looks at in a batch of sampled episodes, and the most episodes of a batch."""
 
-EFFORT = 24_000
+EFFORT = 23_000
 """What planning takes without being told: looks of the network, and twice as many as orders of the polish;
 some 40 ms."""
 

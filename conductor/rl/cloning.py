@@ -19,13 +19,16 @@ EXPERTS = (Decider.REPLAY, Decider.READY_FIRST, Decider.GREEDY)
 """Whom a policy may start from, the first of equals."""
 
 
-def best_expert(instance: Instance, durations_ms: FloatArray, *, threads: int = 1) -> Decider:
-    """The expert with the smallest mean makespan over some draws."""
+def best_expert(
+    instance: Instance, durations_ms: FloatArray, *, may_wait: bool = True, threads: int = 1
+) -> Decider:
+    """The expert with the smallest mean makespan over some draws; strict replay waits."""
+    experts = EXPERTS if may_wait else EXPERTS[1:]
     means = [
         float(play(instance, durations_ms, expert, threads=threads).makespan_ms.mean())
-        for expert in EXPERTS
+        for expert in experts
     ]
-    return EXPERTS[int(np.argmin(np.round(means, 9)))]
+    return experts[int(np.argmin(np.round(means, 9)))]
 
 
 def clone(training: Training[Source], *, processes: Processes, threads: int) -> float:
@@ -45,7 +48,9 @@ def clone(training: Training[Source], *, processes: Processes, threads: int) -> 
     training.experts = tuple(
         Decider.REPLAY
         if training.source.relative
-        else best_expert(task.instance, held_out_draws(training, task), threads=threads)
+        else best_expert(
+            task.instance, held_out_draws(training, task), may_wait=config.may_wait, threads=threads
+        )
         for task in tasks
     )
     seen = collect(

@@ -85,7 +85,7 @@ def _makespans(
 
 
 if __name__ == "__main__":
-    for path in sys.argv[1:] or [None]:
+    for path in sys.argv[1:] or [""]:
         print(f"\n{path or 'shipped network'}")
         chosen = LendingNetwork.load(path) if path else LendingNetwork.load()
         for one in scenarios():

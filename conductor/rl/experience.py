@@ -120,6 +120,8 @@ def collect(
         tasks += [index] * count
     device = next(training.network.parameters()).device
     observations, choices, slots, outcomes = _padded(parts)
+    if not training.config.may_wait:  # nothing learns of it either
+        choices &= ~(1 << 3 * observations.shape[1])
     returns = [
         np.zeros(len(part.slots), np.float32)
         if isinstance(part, Comparisons)

@@ -14,7 +14,8 @@ from conductor.cli.app import main
 from conductor.rl.curriculum import Curriculum
 from conductor.rl.weights import SHIPPED, load_weights
 
-QUICK = ("--preset", "gpt-like", "--noise", "0.3", "--episodes", "256", "--seed", "1")
+GPT_LIKE = ("--preset", "gpt-like", "--noise", "0.3", "--config", "paper")
+QUICK = (*GPT_LIKE, "--episodes", "50", "--seed", "1")
 
 
 def run(capsys: pytest.CaptureFixture[str], *options: str) -> dict[str, Any]:
@@ -44,8 +45,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_an_exported_policy_has_its_card_with_it(trained: Path) -> None:
     card = load_weights(trained / "policy.npz").meta
     assert card["spec"]["name"] == "gpt-like"
-    assert card["config"]["name"] == "robust"
-    assert (card["seed"], card["training"]["episodes"]) == (1, 256)
+    assert card["config"]["name"] == "paper"
+    assert (card["seed"], card["training"]["episodes"]) == (1, 50)
     assert card["evaluation"]["makespan_ms"]["policy"]["mean"] > 259.8
 
 
@@ -66,7 +67,7 @@ def test_a_training_goes_on_from_a_policy_on_another_spec(
     trained: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     result = run(
-        capsys, "--preset", "paper", "--noise", "0.1", "--episodes", "0",
+        capsys, "--preset", "paper", "--noise", "0.1", "--config", "paper", "--episodes", "0",
         "--from", str(trained / "policy.npz"),
     )  # fmt: skip
     assert result["training"]["cloned_from"] is None
@@ -76,7 +77,7 @@ def test_a_training_goes_on_from_a_policy_on_another_spec(
 
 @pytest.mark.skipif(not SHIPPED.exists(), reason="no policy comes with the package yet")
 def test_the_shipped_policy_can_be_trained_on(capsys: pytest.CaptureFixture[str]) -> None:
-    result = run(capsys, *QUICK[:4], "--episodes", "0", "--from-shipped", "--clone")
+    result = run(capsys, *GPT_LIKE, "--episodes", "0", "--from-shipped", "--clone")
     assert result["training"]["cloned_from"] == "replay"
 
 
@@ -87,17 +88,15 @@ def test_scalars_are_written_for_tensorboard(trained: Path) -> None:
     tags = set(log.Tags()["scalars"])
     assert {"update/reward", "update/entropy", "update/kl", "update/decisions_per_s"} <= tags
     assert {f"held-out/{name}" for name in ("policy", "best", "plan", "ready-first")} <= tags
-    assert [event.step for event in log.Scalars("held-out/policy")] == [0, 256]
-    assert [event.step for event in log.Scalars("update/reward")] == [256]
+    assert [event.step for event in log.Scalars("held-out/policy")] == [0, 25, 50]
+    assert [event.step for event in log.Scalars("update/reward")] == [25, 50]
 
 
 def test_without_tensorboard_its_extra_is_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    assert "conductor-pipeline[log]" in refusal(
-        capsys, "--preset", "gpt-like", "--log", str(tmp_path)
-    )
+    assert "conductor-pipeline[log]" in refusal(capsys, *GPT_LIKE, "--log", str(tmp_path))
 
 
 def test_a_generalist_is_compared_on_new_pipelines(

@@ -281,7 +281,6 @@ class Exchange:
                     f"ranks {sorted(others - self._finished)} have not finished the step after"
                     f" {self._alarm.timeout_s:g} s"
                 )
-
         self._collect(describe)
 
     def _collect(self, describe: Callable[[], str]) -> None:

@@ -50,7 +50,7 @@ def test_a_slow_rank_is_helped_and_files_hold_what_moved(tmp_path):
     assert each["helps"] > 10
     assert each["bytes"] > 10_000
     assert each["moved_share"] > 0.03
-    assert "new partition" in moved["advice"]
+    assert "layers" in moved["advice"]
     helps, times = read_helps(step), read_timeline(step)
     assert times.makespan_ms == result["steps"][-1]["time_ms"]
     assert len(helps.actions) == result["steps"][-1]["migration"]["helps"]

@@ -100,7 +100,7 @@ def _run(experiment: Experiment, folder: Path, steps: int) -> None:
         command = (
             "run", "--emulate", folder / "ranks.toml",
             *(("--variation", folder / "variation.toml") if experiment.varies else ()), *options,
-            "--steps", steps, "--layers", 8, "--width", 32,
+            "--steps", steps, "--layers", 4, "--width", 32,
             "--timeline", timelines[-1], "--json",
         )  # fmt: skip
         out.print(f"{title}: conductor {' '.join(map(str, command))}", soft_wrap=True)

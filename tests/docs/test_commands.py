@@ -49,17 +49,23 @@ GIVEN = {"job.parquet": "straggler-traces/trace-AR.parquet"}
 """Files that pages speak of as the reader's own."""
 
 
+def _is_slow(command):
+    return command.marker == "slow" or re.match(SLOW, str(command)) is not None
+
+
+def _has_slow(page):
+    steps = blocks(PAGES[page].read_text("utf-8"))
+    return any(isinstance(step, Command) and _is_slow(step) for step in steps)
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_the_quick_commands_run(page, tmp_path, monkeypatch, capfd, request):
     _run(page, tmp_path, monkeypatch, capfd, request, slow=False)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", [page for page in PAGES if _has_slow(page)])
 def test_all_commands_run(page, tmp_path, monkeypatch, capfd, request):
-    steps = [step for step in blocks(PAGES[page].read_text("utf-8")) if isinstance(step, Command)]
-    if not any(_is_slow(step) for step in steps):
-        pytest.skip("all of them are quick")
     _run(page, tmp_path, monkeypatch, capfd, request, slow=True)
 
 
@@ -93,10 +99,6 @@ def _run(page, folder, monkeypatch, capfd, request, *, slow):
         said = {" ".join(line.split()) for line in (printed.out + printed.err).splitlines()}
         if page != "README.md":  # where times of planning differ: test_readme.py
             assert {" ".join(line.split()) for line in step.output} <= said, where
-
-
-def _is_slow(command):
-    return command.marker == "slow" or re.match(SLOW, str(command)) is not None
 
 
 def _reason(command):

@@ -22,6 +22,7 @@ from conductor.runtime.controller import ChangeDetector, with_times
 from conductor.runtime.exchange_help import StepHelps
 from conductor.runtime.exchange_units import Held, Units
 from conductor.runtime.executor import ConductorSchedule
+from conductor.simulator.simulate import timeline
 from conductor.simulator.timeline import Timeline
 from conductor.variation import MarkovStragglers, Variation
 
@@ -70,6 +71,7 @@ class _State:
     without_ms: float = 0.0
     with_ms: float = 0.0
     slow_steps: int = 0
+    plain_ms: float = 0.0
     exact_ms: float = 0.0
     rules: MigrationRules | None = None
 
@@ -186,9 +188,11 @@ class MigrationControl:
             state.without_ms, state.with_ms, state.rules = (
                 planned.without_ms, planned.plan_ms, planned.rules
             )  # fmt: skip
+            # Draws chose the rules; measured steps are held to the measured times alone.
+            state.plain_ms = timeline(self.spec, plan, execution=self._execution).makespan_ms
             state.exact_ms = run(planned.prepared).makespan_ms
             if first:
-                state.ratio = makespan_ms / state.without_ms
+                state.ratio = makespan_ms / state.plain_ms
             if is_on and self._pays():
                 return _Order(spec=self.spec, rules=state.rules, held=self._held)
         if not is_on:
@@ -201,9 +205,9 @@ class MigrationControl:
         if not self._pays():
             self._say("migration off: no gain in simulation")
             return _Order(spec=self.spec, rules=None, held={})
-        expected_ms = state.ratio * state.without_ms
+        expected_ms = state.ratio * state.plain_ms
         if len(state.on) >= 4:
-            least = 0.5 * (1.0 - state.with_ms / state.without_ms)
+            least = 0.5 * (1.0 - state.exact_ms / state.plain_ms)
             measured = float(np.median(state.on[-8:]))
             if measured > expected_ms * (1.0 - least):
                 state.retry, state.hold = self._steps + state.hold, 2 * state.hold

@@ -304,7 +304,7 @@ def _replan(spec: PipelineSpec, layers: tuple[int, ...] | None) -> Proposal:
     from conductor.errors import DoesNotFitError
     from conductor.planning.plan import plan
     from conductor.runtime.controller import Proposal
-    from conductor.runtime.layers import level_layers, with_layers
+    from conductor.runtime.layers import near_level, with_layers
     from conductor.schedules.registry import POOL, SCHEDULES, adapt
 
     def keeps_stages(name: str) -> bool:
@@ -315,7 +315,10 @@ def _replan(spec: PipelineSpec, layers: tuple[int, ...] | None) -> Proposal:
     names = [name for name in POOL if keeps_stages(name)]
     best = plan(spec, schedules=names).best
     found = best.timeline.makespan_ms, Proposal(plan=best.schedule, spec=spec, layers=layers)
-    if layers is not None and (other := level_layers(spec, layers)) != layers:
+    for other in [] if layers is None else near_level(spec, layers):
+        assert layers is not None
+        if other == layers:
+            continue
         moved = with_layers(spec, layers, other)
         with suppress(DoesNotFitError):
             best = plan(moved, schedules=names).best

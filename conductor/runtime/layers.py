@@ -29,6 +29,33 @@ def level_layers(spec: PipelineSpec, layers: Sequence[int]) -> tuple[int, ...]:
     return tuple(counts.tolist())
 
 
+def near_level(
+    spec: PipelineSpec, layers: Sequence[int], *, tolerance: float = 0.03, at_most: int = 16
+) -> list[tuple[int, ...]]:
+    """`level_layers`, and splits one layer away from it that are as level up to what measuring is worth.
+
+    Which rank has the layer more decides how the step fills and drains; hundredths in its time do not.
+
+    Args:
+        spec: as of `level_layers`.
+        layers: of each stage, now.
+        tolerance: by how much more, of the time of the fullest rank.
+        at_most: so many splits, the most level first.
+    """
+    level = np.array(level_layers(spec, layers))
+    layer_ms = spec.duration_ms[[0, 1, 2]].sum(axis=0) / np.asarray(layers)
+    limit = (1.0 + tolerance) * (level * layer_ms).max()
+    found: dict[tuple[int, ...], float] = {tuple(level.tolist()): 0.0}
+    for giver, taker in itertools.permutations(range(len(level)), 2):
+        split = level.copy()
+        split[giver] -= 1
+        split[taker] += 1
+        fullest = float((split * layer_ms).max())
+        if split[giver] > 0 and fullest <= limit:
+            found[tuple(split.tolist())] = fullest
+    return sorted(found, key=lambda split: found[split])[:at_most]
+
+
 def with_layers(spec: PipelineSpec, old: Sequence[int], new: Sequence[int]) -> PipelineSpec:
     """The spec after layers have moved: times and memory of a stage go with its number of layers."""
     share = np.asarray(new) / np.asarray(old)

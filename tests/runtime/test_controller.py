@@ -78,6 +78,15 @@ def test_layers_are_levelled_by_what_they_take():
     assert moved.duration_ms.max(axis=1)[0] < 60.0
 
 
+@pytest.mark.parametrize("faster", range(4))
+def test_which_ranks_get_the_layers_left_over_does_not_depend_on_a_hundredth(faster):
+    slow = np.array([40.0, 40.0, 52.0, 40.0])
+    slow[faster] *= 0.99
+    measured = spec_of().with_(forward_ms=slow, backward_input_ms=slow, backward_weight_ms=slow)
+    best = _replan(measured, (10, 10, 10, 10))
+    assert timeline(best.spec, best.plan).makespan_ms < 1.02 * 1100.0
+
+
 def test_a_replan_for_a_slow_rank_saves_a_tenth():
     slow = (40.0, 40.0, 52.0, 40.0)
     spec = spec_of(forward_ms=slow, backward_input_ms=slow, backward_weight_ms=slow)

@@ -164,23 +164,23 @@ def _run_static(order, ranks, inputs, lags, busy, starts, ends, free):
         free[ranks[i]] = ends[i]
 
 
-@numba.njit(cache=True, parallel=True)
+@numba.njit(cache=True, nogil=True)
 def static_draws(order, rank_offsets, ranks, inputs, lags, busy):
     """`static_starts` of many draws; busy and result have shape (draws, n)."""
     draws, n = busy.shape
     starts = np.empty((draws, n))
-    for draw in numba.prange(draws):
+    for draw in range(draws):
         free = np.zeros(len(rank_offsets) - 1)
         _run_static(order, ranks, inputs, lags, busy[draw], starts[draw], np.empty(n), free)
     return starts
 
 
-@numba.njit(cache=True, parallel=True)
+@numba.njit(cache=True, nogil=True)
 def static_makespans(order, rank_offsets, ranks, inputs, lags, busy):
     """Makespan of many draws in static execution; busy has shape (draws, n), the result (draws,)."""
     draws, n = busy.shape
     makespans = np.empty(draws)
-    for draw in numba.prange(draws):
+    for draw in range(draws):
         free = np.zeros(len(rank_offsets) - 1)
         scratch = np.empty(n)
         _run_static(order, ranks, inputs, lags, busy[draw], scratch, scratch, free)

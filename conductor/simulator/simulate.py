@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -21,8 +23,8 @@ Execution = Literal["static", "ready-first"]
 Executor = Callable[[Program, FloatArray], tuple[FloatArray, Int32Array]]
 """Another way to execute: what `execute` gives of a program and what keeps its ranks busy, shape (draws, n)."""
 
-_CHUNK = 1 << 22
-"""Actions whose times are held at once, over all draws."""
+_CHUNK = 1 << 19
+"""Actions whose times a thread holds at once, over all draws."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -77,8 +79,8 @@ def simulate(
     busy_sum = np.zeros(program.num_ranks)
     peak = np.zeros(program.num_ranks)
     step = max(1, _CHUNK // program.num_actions)
-    for first in range(0, draws, step):
-        part = slice(first, first + step)
+
+    def run(part: slice) -> tuple[FloatArray, FloatArray, FloatArray]:
         starts, sequences = execute(program, busy[part], execution)
         ends = starts + busy[part]
         span[part], rank_busy, rank_idle, rank_peak = summarise_draws(
@@ -88,9 +90,16 @@ def simulate(
         )  # fmt: skip
         makespan[part] = ends.max(axis=1)
         mean_busy[part] = rank_busy.mean(axis=1)
-        idle += rank_idle.sum(axis=0)
-        busy_sum += rank_busy.sum(axis=0)
-        peak = np.maximum(peak, rank_peak.max(axis=0))
+        return rank_idle.sum(axis=0), rank_busy.sum(axis=0), rank_peak.max(axis=0)
+
+    # Threads of Python: those of a parallel kernel are OpenMP's, which PyTorch in the same process shares,
+    # and they would make its small operations a hundred times slower.
+    parts = [slice(first, first + step) for first in range(0, draws, step)]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for rank_idle, rank_busy, rank_peak in (pool.map if len(parts) > 1 else map)(run, parts):
+            idle += rank_idle
+            busy_sum += rank_busy
+            peak = np.maximum(peak, rank_peak)
     return Simulation(
         makespan_ms=makespan,
         bubble_ratio=_idle_shares(mean_busy, makespan),

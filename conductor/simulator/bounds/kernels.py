@@ -26,12 +26,12 @@ def bound(order, inputs, lags, outputs, output_lags, tables, room, busy):
     return ranks, (heads + busy + tails).max()
 
 
-@numba.njit(cache=True, parallel=True)
+@numba.njit(cache=True, nogil=True)
 def bound_draws(order, inputs, lags, outputs, output_lags, tables, busy):
     """The larger of both bounds of each draw; busy has shape (draws, n), the result (draws,)."""
     bounds = np.empty(len(busy))
     room = np.empty((len(order), 0), np.int32)
-    for draw in numba.prange(len(busy)):
+    for draw in range(len(busy)):
         ranks, path = bound(order, inputs, lags, outputs, output_lags, tables, room, busy[draw])
         bounds[draw] = max(path, ranks.max())
     return bounds

@@ -293,24 +293,24 @@ def ready_first(tables, busy):
     return starts, sequence, count
 
 
-@numba.njit(cache=True, parallel=True)
+@numba.njit(cache=True, nogil=True)
 def ready_first_draws(tables, busy):
     """`ready_first` of many draws; busy has shape (draws, n), the results one row a draw."""
     draws, n = busy.shape
     starts = np.empty((draws, n))
     sequences = np.empty((draws, n), np.int32)
     counts = np.empty(draws, np.int64)
-    for draw in numba.prange(draws):
+    for draw in range(draws):
         _, counts[draw] = _run_ready_first(tables, busy[draw], starts[draw], sequences[draw])
     return starts, sequences, counts
 
 
-@numba.njit(cache=True, parallel=True)
+@numba.njit(cache=True, nogil=True)
 def ready_first_makespans(tables, busy):
     """Makespan of many draws in ready-first execution; busy has shape (draws, n)."""
     draws = len(busy)
     makespans = np.empty(draws)
-    for draw in numba.prange(draws):
+    for draw in range(draws):
         makespans[draw], _ = _run_ready_first(
             tables, busy[draw], np.empty(0), np.empty(0, np.int32)
         )

@@ -48,7 +48,7 @@ def idle_before(
     return gaps
 
 
-@numba.njit(cache=True, parallel=True)
+@numba.njit(cache=True, nogil=True)
 def summarise_draws(
     starts, ends, sequences, rank_offsets, kinds, streams, inputs, lags, allocated, freed, limits
 ):
@@ -63,9 +63,9 @@ def summarise_draws(
     busy = np.zeros((draws, num_ranks))
     idle = np.zeros((draws, 4, num_ranks))
     peak = np.zeros((draws, num_ranks))
-    for draw in numba.prange(draws):
+    for draw in range(draws):
         spans[draw] = _summarise(
-            starts[draw], ends[draw], sequences[np.int64(draw) % len(sequences)], rank_offsets,
+            starts[draw], ends[draw], sequences[draw % len(sequences)], rank_offsets,
             kinds, streams, inputs, lags, allocated, freed, limits,
             busy[draw], idle[draw], peak[draw], np.empty((0, 4)),
         )  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -30,10 +30,12 @@ if TYPE_CHECKING:
     from conductor.ir.schedule import Schedule
     from conductor.migration.model import SimpleModel
     from conductor.problem.spec import PipelineSpec
+    from conductor.rl.dispatcher import LearnedPolicy
     from conductor.runtime.controller import Proposal
     from conductor.runtime.pace import Straggler
-    from conductor.runtime.policy import Policy
     from conductor.runtime.train import StepRecord, Training
+    from conductor.simulator.simulate import Execution
+    from conductor.variation import Variation
 
 EXAMPLES = (
     "conductor run --ranks 4",
@@ -194,6 +196,15 @@ def run(
         pace = Emulation(
             spec=profile, variation=model or NoVariation(), stragglers=stragglers, seed=seed
         )
+        quiet = json or rank != 0
+        try:
+            plan = from_first_rank(lambda: _filled(_plan(profile, schedule, moves, mode), layers))
+        except ConductorError as error:
+            if rank:  # the first rank says it
+                os._exit(_exit_code(error))
+            raise
+        if learned is not None and emulate:
+            mode, learned = _held(learned, profile, plan, pace.variation, quiet=quiet)
         settings = TrainSettings(
             config=GPTConfig(
                 num_layers=layers, d_model=width, num_heads=heads, vocabulary=len(ALPHABET)
@@ -209,8 +220,6 @@ def run(
             save=save,
             resume=resume,
         )
-        plan = from_first_rank(lambda: _plan(profile, schedule, moves, mode))
-        quiet = json or rank != 0
         trainings: list[Training] = []
         records, times = train(
             settings, plan, profile, lambda r: None if quiet else _print(r), trainings.append
@@ -227,7 +236,7 @@ def run(
     except ConductorError as error:
         print(f"conductor: {error}", file=sys.stderr, flush=True)
         # Threads that wait for other ranks must not hold this one up.
-        os._exit(1)
+        os._exit(_exit_code(error))
     # Nor may they end it with an error, when Python takes down what they wait on.
     sys.stdout.flush()
     os._exit(0)
@@ -271,11 +280,27 @@ def _straggler(text: str) -> Straggler:
     return made
 
 
-def _policy(file: Path | None) -> Policy:
+def _policy(file: Path | None) -> LearnedPolicy:
     from conductor.rl.dispatcher import LearnedPolicy
     from conductor.rl.shipped import policy_weights
 
     return LearnedPolicy(weights=policy_weights(file))
+
+
+def _held(
+    policy: LearnedPolicy, spec: PipelineSpec, plan: Schedule, variation: Variation, *, quiet: bool
+) -> tuple[Execution | Literal["policy"], LearnedPolicy | None]:
+    """How to execute the plan: the policy, held to it as far as pays on draws, or the rule that they prefer.
+
+    Every rank finds the same.
+    """
+    from conductor.cli import console
+    from conductor.rl.execution import decided
+
+    way = decided(spec, plan, policy.weights, variation)
+    if not quiet:
+        console.note(f"what starts next is decided by: {way.name}")
+    return way.rule or "policy", None if way.rule else replace(policy, stay=way.stay)
 
 
 def _plan(
@@ -297,6 +322,19 @@ def _plan(
     return plan(spec, schedules=schedule and [schedule]).best.schedule
 
 
+def _exit_code(error: ConductorError) -> int:
+    return 2 if isinstance(error, UsageError) else 1
+
+
+def _filled(plan: Schedule, layers: int) -> Schedule:
+    if layers < plan.num_stages:
+        raise UsageError(
+            f"{layers} layers do not fill the {plan.num_stages} stages of {plan.name}: give more --layers,"
+            " or a --schedule with fewer stages"
+        )
+    return plan
+
+
 def _replan(spec: PipelineSpec, layers: tuple[int, ...] | None) -> Proposal:
     """The best plan on the stages as they are placed, with the layers where they are or levelled."""
     from contextlib import suppress
@@ -315,18 +353,16 @@ def _replan(spec: PipelineSpec, layers: tuple[int, ...] | None) -> Proposal:
     names = [name for name in POOL if keeps_stages(name)]
     best = plan(spec, schedules=names).best
     found = best.timeline.makespan_ms, Proposal(plan=best.schedule, spec=spec, layers=layers)
-    for other in [] if layers is None else near_level(spec, layers):
-        assert layers is not None
-        if other == layers:
-            continue
+    if layers is None:
+        return found[1]
+    for other in near_level(spec, layers):
         moved = with_layers(spec, layers, other)
         with suppress(DoesNotFitError):
             best = plan(moved, schedules=names).best
             order = best.schedule.named(f"{best.name} {'/'.join(map(str, other))}")
             proposal = Proposal(plan=order, spec=moved, layers=other)
-            found = min(
-                found, (best.timeline.makespan_ms, proposal), key=lambda candidate: candidate[0]
-            )
+            if best.timeline.makespan_ms < found[0]:
+                found = best.timeline.makespan_ms, proposal
     return found[1]
 
 

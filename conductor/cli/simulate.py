@@ -26,10 +26,8 @@ if TYPE_CHECKING:
     from conductor.problem.spec import PipelineSpec
     from conductor.rl.execution import PolicyExecution
     from conductor.simulator.simulate import Execution, Simulation
-    from conductor.variation.variation import Variation
 
 DEFAULT_DRAWS = 1000
-TRIED_DRAWS = 64
 
 EXAMPLES = (
     "conductor plan --preset gpt-like --out best.csv",
@@ -100,7 +98,12 @@ def simulate(
         model, actual = split_links(model, profile)
     executor: Execution | PolicyExecution
     if execution == "policy":
-        executor = _decided(profile, order, policy, model, seed)
+        from conductor.rl.execution import decided
+        from conductor.rl.shipped import policy_weights
+        from conductor.variation import NoVariation
+
+        weights = policy_weights(policy)
+        executor = decided(profile, order, weights, model or NoVariation(), seed=seed)
         order = executor.plan
     else:
         executor = execution
@@ -126,23 +129,6 @@ def simulate(
         console.print_json(_as_json(result, draws, seed))
     else:
         _print(result, draws, f"{order.name} on {profile.name}, {execution} execution")
-
-
-def _decided(
-    spec: PipelineSpec, plan: Schedule, policy: Path | None, model: Variation | None, seed: int
-) -> PolicyExecution:
-    """The policy, held to the plan as far as that pays on other draws."""
-    import numpy as np
-
-    from conductor.rl.execution import loosest
-    from conductor.rl.instance import Instance
-    from conductor.rl.shipped import policy_weights
-    from conductor.variation import NoVariation
-
-    instance = Instance.of(spec, plan)
-    rng = np.random.default_rng((seed, 1))
-    draws = (model or NoVariation()).sample(instance.program, TRIED_DRAWS, rng)
-    return loosest(instance, policy_weights(policy), draws)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

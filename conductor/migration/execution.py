@@ -196,6 +196,15 @@ def run(prepared: Prepared, durations_ms: npt.ArrayLike | None = None) -> Migrat
     makespan = kernels.run(
         prepared.layout, prepared.costs, prepared.rules, state, log, durations[0], factors[0]
     )
+    return finished(prepared, makespan, log)
+
+
+def finished(prepared: Prepared, makespan: float, log: kernels.Log) -> MigrationRun:
+    """What an event loop has left in its log.
+
+    Raises:
+        DeadlockError: ranks wait for each other for ever.
+    """
     check_progress(prepared, np.array([makespan]))
     count = int(log.num_helps[0])
     return MigrationRun(

@@ -7,11 +7,16 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from conductor.ir.schedule import FloatArray, Int32Array, Schedule
+from conductor.problem.spec import PipelineSpec
 from conductor.rl.instance import Instance
 from conductor.rl.plans import sequence
 from conductor.rl.play import Decider, Weights, play
 from conductor.simulator.program import Program
 from conductor.simulator.simulate import Execution, execute, simulate
+from conductor.variation import Variation
+
+TRIED_DRAWS = 64
+"""Draws on which `decided` tries the ways."""
 
 STAYS = (0.0, 1.0, 2.0, 4.0, 8.0)
 """How firmly a policy may be held to the plan."""
@@ -79,3 +84,17 @@ def loosest(instance: Instance, weights: Weights, durations_ms: FloatArray) -> P
         for way in ways
     ]
     return ways[int(np.argmin(np.round(means, 9)))]
+
+
+def decided(
+    spec: PipelineSpec, plan: Schedule, weights: Weights, variation: Variation, *, seed: int = 0
+) -> PolicyExecution:
+    """The `loosest` way on draws of a variation, which nothing else is drawn from.
+
+    Raises:
+        InvalidScheduleError: the plan has sequence splits or overlapping pairs, or isn't one for the spec.
+        DoesNotFitError: some rank's memory holds less than one micro-batch.
+    """
+    instance = Instance.of(spec, plan)
+    rng = np.random.default_rng((seed, 1))
+    return loosest(instance, weights, variation.sample(instance.program, TRIED_DRAWS, rng))

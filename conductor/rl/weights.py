@@ -61,7 +61,7 @@ def save_weights(path: str | Path, policy: StoredPolicy) -> None:
     arrays = dict(zip(_DECIDING + _CRITIC, policy.weights + policy.critic, strict=True))
     try:
         with open(path, "wb") as file:
-            np.savez_compressed(file, card=np.array(json.dumps(card)), **arrays)  # type: ignore[arg-type]
+            np.savez_compressed(file, card=np.array(json.dumps(card)), **arrays)  # type: ignore[arg-type]  # names
     except OSError as error:
         raise FormatError(f"cannot write {path}: {error.strerror}") from None
 

@@ -61,7 +61,6 @@ class MigrationStep:
 class _State:
     """What rank 0 remembers."""
 
-    is_on: bool = False
     stale: bool = True
     retry: int = 0
     hold: int = 8

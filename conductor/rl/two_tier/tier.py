@@ -14,6 +14,7 @@ from conductor.migration.execution import (
     MigrationRun,
     Prepared,
     check_progress,
+    finished,
 )
 from conductor.rl.two_tier import kernels
 from conductor.rl.two_tier.guesses import Guesses
@@ -69,20 +70,7 @@ def run(prepared: Prepared, tier: Tier, durations_ms: npt.ArrayLike | None = Non
         prepared.layout, prepared.costs, prepared.rules, tier.mind(prepared), state, memory, log,
         durations[0], factors[0],
     )  # fmt: skip
-    check_progress(prepared, np.array([makespan]))
-    count = int(log.num_helps[0])
-    return MigrationRun(
-        makespan_ms=float(makespan),
-        start_ms=log.start_ms,
-        end_ms=log.end_ms,
-        moved=log.moved,
-        help_action=log.help_action[:count],
-        help_lender=log.help_lender[:count],
-        help_parts=log.help_parts[:count],
-        help_decided_ms=log.help_decided_ms[:count],
-        help_start_ms=log.help_start_ms[:count],
-        help_end_ms=log.help_end_ms[:count],
-    )
+    return finished(prepared, makespan, log)
 
 
 def run_draws(prepared: Prepared, tier: Tier, durations_ms: npt.ArrayLike) -> MigrationDraws:

@@ -12,6 +12,7 @@ from conductor.cli.options import (
     InputShareOption,
     JsonOption,
     LayersOption,
+    UsageError,
     WidthOption,
 )
 
@@ -108,6 +109,8 @@ def profile(
     if input_share is not None:
         console.note("--input-share goes with --megatron-log: it has no effect")
     if script is not None:
+        if not script.is_file():
+            raise UsageError(f"there is no script {script}")
         from conductor.runtime.script_profile import profile_script
 
         spec, spread = profile_script([str(script), *(arguments or ())], ranks, steps)

@@ -168,6 +168,11 @@ def run(
         order = read_torch_csv(schedule)
         ranks, microbatches = ranks or order.num_ranks, microbatches or order.num_microbatches
     profile = _profile(emulate or spec, ranks, microbatches)
+    for slow in stragglers:
+        if not 0 <= slow.rank < profile.num_ranks:
+            raise UsageError(
+                f"--straggler rank={slow.rank}: there are ranks 0 to {profile.num_ranks - 1}"
+            )
     moves = migration_model(profile, movable, heads) if migrate else None
     from conductor.runtime.launch import (
         conductor_command,

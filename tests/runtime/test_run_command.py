@@ -65,6 +65,10 @@ def test_two_ranks_learn_and_write_what_they_did(tmp_path):
     [
         (("--noise", 0.1), "--noise, --variation and --straggler vary emulated times"),
         (("--emulate", "gpt-like", "--straggler", "rank=x"), "a straggler looks like"),
+        (
+            ("--emulate", "gpt-like", "--straggler", "rank=9,factor=2"),
+            "--straggler rank=9: there are ranks 0 to 3",
+        ),
         (("--emulate", "gpt-like", "--ranks", 3), "gpt-like has 4 ranks, not 3"),
         (("--policy", "mine.npz"), "--policy goes with --execution policy"),
         (("--execution", "policy", "--policy", "none.npz"), "cannot read none.npz"),

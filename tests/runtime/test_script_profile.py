@@ -72,3 +72,8 @@ def test_a_program_is_measured_and_ended(program, tmp_path, capfd):
 def test_a_program_that_ends_too_early_is_one_sentence(program, arguments, message, capfd):
     assert main(["profile", str(program), "--ranks", "2", "--", *arguments]) == 2
     assert message in capfd.readouterr().err.splitlines()[-1]
+
+
+def test_a_program_that_is_not_there_is_one_sentence(tmp_path, capsys):
+    assert main(["profile", str(tmp_path / "train.py")]) == 2
+    assert capsys.readouterr().err == f"conductor: there is no script {tmp_path / 'train.py'}\n"

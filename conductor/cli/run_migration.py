@@ -41,8 +41,10 @@ def summary(records: Sequence[StepRecord], training: Training) -> dict[str, Any]
         "steps_off": len(off),
         "median_on_ms": float(np.median([r.time_ms for r in on])) if on else None,
         "median_off_ms": float(np.median([r.time_ms for r in off])) if off else None,
-        "simulated_on_ms": training.migration.expected_ms,
+        "simulated_on_ms": float(np.median([m["predicted_ms"] for m in moved])) if on else None,
         "per_step": {name: float(np.mean([entry[name] for entry in moved])) for name in names},
+        "peak_bytes": max((m["peak_bytes"] for m in moved), default=0),
+        "planned_bytes": max((m["planned_bytes"] for m in moved), default=0),
         "decisions": training.migration.decisions,
         "advice": advice(training),
     }
@@ -69,7 +71,7 @@ def advice(training: Training) -> str | None:
         gain_ms = now_ms - best.timeline.makespan_ms
         count = sum(abs(a - b) for a, b in zip(layers, other, strict=True)) // 2
         size = count * training.layer_bytes
-        cost_ms = max(control.ms_per_byte * size, 1e-3)
+        cost_ms = training.ms_per_byte * size
         split = "/".join(map(str, other))
         if gain_ms <= 0.01 * now_ms:
             return (
@@ -96,14 +98,14 @@ def print_summary(found: dict[str, Any]) -> None:
         each = found["per_step"]
         table = console.new_table(
             "Migration, a step", "steps on", "off", "on ms", "off ms", "simulated ms", "helps", "refused",
-            "late", "moved", "KB", "waited ms", "KB at a lender", left=0,
+            "late", "moved", "KB", "waited ms", "KB at a lender", "planned", left=0,
         )  # fmt: skip
         table.add_row(
             str(found["steps_on"]), str(found["steps_off"]), _ms(found["median_on_ms"]),
             _ms(found["median_off_ms"]), _ms(found["simulated_on_ms"]), f"{each['helps']:.1f}",
             f"{each['refused']:.1f}", f"{each['late']:.1f}", f"{100.0 * each['moved_share']:.1f} %",
             f"{each['bytes'] / 1e3:.1f}", f"{each['waited_ms']:.1f}",
-            f"{each['peak_bytes'] / 1e3:.1f}",
+            f"{found['peak_bytes'] / 1e3:.1f}", f"{found['planned_bytes'] / 1e3:.1f}",
         )  # fmt: skip
         out.print(table)
     else:

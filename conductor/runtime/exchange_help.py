@@ -13,6 +13,7 @@ class Help:
     """A request for help, as its borrower sees it. Times are on the clock of `time.perf_counter_ns`.
 
     Attributes:
+        number: of the help, at its borrower.
         action: program index.
         borrower: its rank.
         lender: rank that is asked.
@@ -25,6 +26,7 @@ class Help:
         num_bytes: of the tensors, there and back.
     """
 
+    number: int
     action: int
     borrower: int
     lender: int
@@ -39,17 +41,32 @@ class Help:
 
 @dataclass(slots=True, kw_only=True)
 class Promise:
-    """A help as its lender sees it."""
+    """A help as its lender sees it.
+
+    Attributes:
+        borrower: who asked for it.
+        number: of the help, there.
+        action: program index.
+        parts: of the action's movable share.
+        ready_ns: not before then.
+        free_ns: when it was asked for, where the lender was free; else 0.
+        posts: requests that wait, with the bytes that they and their replies take.
+        num_bytes: of these and of the one in progress.
+        is_ended: no more requests follow.
+        is_settled: the action asks nobody else any more.
+        is_cancelled: the borrower has given it up.
+    """
 
     borrower: int
     number: int
     action: int
     parts: float
-    began: tuple[int, int]
     ready_ns: int
     free_ns: int
-    posts: deque[Request] = field(default_factory=deque)
+    posts: deque[tuple[Request, int]] = field(default_factory=deque)
+    num_bytes: int = 0
     is_ended: bool = False
+    is_settled: bool = False
     is_cancelled: bool = False
 
 
@@ -62,9 +79,11 @@ class StepHelps:
         whole_ns: of each of its actions, the time without help, as far as its own part tells.
         waited_ns: time that its actions waited for lenders.
         peak_bytes: most bytes of others' tensors and weights that it held.
+        returned: requests for weight gradients whose sums came back.
     """
 
     helps: list[Help] = field(default_factory=list)
     whole_ns: dict[int, int] = field(default_factory=dict)
     waited_ns: int = 0
     peak_bytes: int = 0
+    returned: int = 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import math
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, get_args
@@ -157,6 +158,20 @@ class ConductorSchedule:
     def num_steps(self) -> int:
         """Number of the next step; evaluations count."""
         return self._num_steps
+
+    @property
+    def token_bytes(self) -> dict[int, int]:
+        """Of this rank's stages: tokens of a micro-batch, times the bytes of a number of its activations."""
+        found = {}
+        for index, stage in self._stages.items():
+            shapes = [s[:2] for s in torch_shim.input_shapes(stage)]
+            shapes += torch_shim.output_shapes(stage)
+            found[index] = max(
+                math.prod(shape[:-1]) * dtype.itemsize
+                for shape, dtype in shapes
+                if dtype.is_floating_point
+            )
+        return found
 
     def set_plan(
         self,

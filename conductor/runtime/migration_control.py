@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
@@ -14,7 +14,7 @@ from conductor.ir.schedule import FloatArray
 from conductor.migration.execution import Execution, MigrationRules, prepare, run
 from conductor.migration.model import SimpleModel
 from conductor.migration.modules.lending import Lending
-from conductor.migration.plan import plan_migration
+from conductor.migration.plan import MigrationPlan, plan_migration
 from conductor.problem.kind import Kind
 from conductor.problem.spec import PipelineSpec
 from conductor.runtime.collectives import broadcast, gather
@@ -22,6 +22,13 @@ from conductor.runtime.controller import ChangeDetector, with_times
 from conductor.runtime.exchange_help import StepHelps
 from conductor.runtime.exchange_units import Held, Units
 from conductor.runtime.executor import ConductorSchedule
+from conductor.runtime.migration_times import (
+    action_table,
+    by_rank,
+    helps_of,
+    profile,
+    start_delays_ms,
+)
 from conductor.simulator.simulate import timeline
 from conductor.simulator.timeline import Timeline
 from conductor.variation import MarkovStragglers, Variation
@@ -30,6 +37,8 @@ log = logging.getLogger("conductor")
 
 EXPECTED = MarkovStragglers(factor=3.0, p_slow=0.005, p_recover=0.15)
 """What times are taken to vary like: now and then a rank turns slow for some actions."""
+_RECENT = 4
+"""Steps whose times make up the profile that predicts the next one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +53,10 @@ class MigrationStep:
         bytes: of tensors that moved, there and back.
         waited_ms: time that actions waited for lenders, all ranks.
         peak_bytes: most bytes of others that a rank held.
+        planned_bytes: most that the plan has a rank hold.
         moved_share: work that moved, of all work.
+        weight_helps: those with weight gradients.
+        predicted_ms: the step, simulated before it with the times measured until then; 0 but on rank 0.
     """
 
     is_on: bool = False
@@ -54,7 +66,10 @@ class MigrationStep:
     bytes: int = 0
     waited_ms: float = 0.0
     peak_bytes: int = 0
+    planned_bytes: int = 0
     moved_share: float = 0.0
+    weight_helps: int = 0
+    predicted_ms: float = 0.0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -67,12 +82,10 @@ class _State:
     ratio: float = 1.0
     off: list[float] = field(default_factory=list)
     on: list[float] = field(default_factory=list)
-    without_ms: float = 0.0
-    with_ms: float = 0.0
+    tables: deque[FloatArray] = field(default_factory=lambda: deque(maxlen=_RECENT))
     slow_steps: int = 0
-    plain_ms: float = 0.0
-    exact_ms: float = 0.0
-    rules: MigrationRules | None = None
+    planned: MigrationPlan | None = None
+    predicted_ms: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,12 +112,17 @@ class MigrationControl:
         variation: what times vary like.
         min_gain: share of a step that migration must save.
         persistent: a rank that is slow for so many steps lends out columns of its MLPs, too.
-        lender_share: columns of an MLP that one lender may hold.
+        lender_share: columns of an MLP that each of two lenders holds then.
+        mlp_share: of a stage's time that its MLPs take.
+        only_weights: lenders that hold columns do only W of them, as heads are what moves in F and I; else
+            F and I as well.
+        lender_bytes: most that a rank may hold of others; None is what the plan needs.
 
     Attributes:
-        spec: measured times.
+        spec: measured times, with what it costs to start actions.
         last: what moved in the last step.
         helps: of the last step, for pictures and files.
+        decisions: in words.
     """
 
     def __init__(
@@ -117,26 +135,29 @@ class MigrationControl:
         variation: Variation = EXPECTED,
         min_gain: float = 0.02,
         persistent: int = 10,
-        lender_share: float = 0.25,
+        lender_share: float = 0.5,
+        mlp_share: float = 0.66,
+        only_weights: bool = True,
+        lender_bytes: int | None = None,
     ) -> None:
         self._schedule, self._given = schedule, model or SimpleModel()
         self._lendings, self._variation = lendings or {}, variation
         self._min_gain, self._persistent, self._lender_share = min_gain, persistent, lender_share
+        self._mlp_share, self._only_weights = mlp_share, only_weights
+        self._lender_bytes = lender_bytes
         self.spec = spec.on_stages(schedule.plan.stage_ranks)
         self._detector = ChangeDetector()
         self._state = _State()
         self._held: Held = {}
-        self._steps = 0
+        self._steps = self._planned_bytes = 0
         self.last = MigrationStep()
         self.helps: Helps | None = None
         self.decisions: list[str] = []
-        self.ms_per_byte = 0.0
 
     @property
     def expected_ms(self) -> float | None:
-        """The step with migration in simulation, with the times measured last; on rank 0, once planned."""
-        state = self._state
-        return state.exact_ms if state.rules is not None else None
+        """The next step with migration in simulation, with the times measured last; on rank 0, while on."""
+        return self._state.predicted_ms or None
 
     def after_step(self, times: Timeline) -> MigrationStep:
         """Takes the last step in; what it decides is in force on every rank when it returns.
@@ -144,22 +165,27 @@ class MigrationControl:
         Args:
             times: the step as measured, from `ConductorSchedule.timeline`.
         """
-        assert self._schedule.exchange is not None
-        is_on = self._schedule.exchange.migration is not None
-        report = self._schedule.exchange.report if is_on else StepHelps()
-        rows = gather((self._own_table(report), report, self._origin_ns()), self._schedule.group)
-        self.last = self._sum_up([row[1] for row in rows], is_on)
-        self.helps = _helps(
-            [row[1] for row in rows], min(row[2] for row in rows), self._model.parts
-        )
+        schedule = self._schedule
+        assert schedule.exchange is not None
+        assert schedule.times is not None
+        is_on = schedule.exchange.migration is not None
+        report = schedule.exchange.report if is_on else StepHelps()
+        mine = action_table(schedule, report), report, min(schedule.times.start_ns)
+        rows = gather(mine, schedule.group)
+        reports = [row[1] for row in rows]
+        self.last = self._sum_up(reports, is_on)
+        self.helps = helps_of(reports, min(row[2] for row in rows), self._given.parts)
         self._steps += 1
         if self._steps == 1:  # the first step loads code and memory
             return self.last
         order = None
-        if self._schedule.rank == 0:
-            table: FloatArray = np.sum([row[0] for row in rows], axis=0)
+        if schedule.rank == 0:
+            measured: FloatArray = np.sum([row[0] for row in rows], axis=0)
+            table = profile(measured, start_delays_ms(times, self.helps), self.spec)
             order = self._decide(table, times.makespan_ms, is_on)
-        order = broadcast(order, 0, self._schedule.group)
+            will_be_on = is_on if order is None else order.rules is not None
+            self._state.predicted_ms = self._predict() if will_be_on else 0.0
+        order = broadcast(order, 0, schedule.group)
         if order is not None:
             self._apply(order)
         return self.last
@@ -168,73 +194,118 @@ class MigrationControl:
 
     def _decide(self, table: FloatArray, makespan_ms: float, is_on: bool) -> _Order | None:
         """What changes, if anything does."""
-        state, plan = self._state, self._schedule.plan
+        state = self._state
         (state.on if is_on else state.off).append(makespan_ms)
-        now = with_times(self.spec, _whole(table, self.spec))
+        state.tables.append(table)
+        now = with_times(self.spec, table)
         first = len(state.off) == 1 and not state.on
-        change = self._detector.observe(_by_rank(now), _by_rank(self.spec))
+        change = self._detector.observe(by_rank(now), by_rank(self.spec))
         if first or change is not None:
             self.spec, state.stale, state.retry = now, True, self._steps
             state.on, state.slow_steps = [], 0
+            state.tables.clear()
+            state.tables.append(table)
             if change is not None and not first:
                 self._say(f"rank {change.rank} takes {change.factor:.2f} times as long as before")
         if state.stale:
-            state.stale = False
-            planned = plan_migration(
-                self.spec, [plan], model=self._model, variation=self._variation,
-                executions=(self._execution,), draws=16,
-            )  # fmt: skip
-            state.without_ms, state.with_ms, state.rules = (
-                planned.without_ms, planned.plan_ms, planned.rules
-            )  # fmt: skip
-            # Draws chose the rules; measured steps are held to the measured times alone.
-            state.plain_ms = timeline(self.spec, plan, execution=self._execution).makespan_ms
-            state.exact_ms = run(planned.prepared).makespan_ms
+            state.stale, state.planned = False, self._plan()
             if first:
-                state.ratio = makespan_ms / state.plain_ms
+                state.ratio = makespan_ms / self._plain_ms()
             if is_on and self._pays():
-                return _Order(spec=self.spec, rules=state.rules, held=self._held)
+                return self._order(on=True)
+        slices = self._hold_slices()
+        if slices is not None:
+            return slices
         if not is_on:
             if self._steps >= state.retry and self._pays():
-                gain = 1.0 - state.with_ms / state.without_ms
-                self._say(f"migration on: {100.0 * gain:.1f} % less in simulation")
+                self._say(f"migration on: {100.0 * self._gain():.1f} % less in simulation")
                 state.on = []
-                return _Order(spec=self.spec, rules=state.rules, held=self._held)
+                return self._order(on=True)
             return None
         if not self._pays():
             self._say("migration off: no gain in simulation")
-            return _Order(spec=self.spec, rules=None, held={})
-        expected_ms = state.ratio * state.plain_ms
+            return self._order(on=False)
+        expected_ms = state.ratio * self._plain_ms()
         if len(state.on) >= 4:
-            least = 0.5 * (1.0 - state.exact_ms / state.plain_ms)
+            # Draws chose the rules; measured steps are held to the measured times alone.
+            least = 0.5 * (1.0 - self._predict() / self._plain_ms())
             measured = float(np.median(state.on[-8:]))
             if measured > expected_ms * (1.0 - least):
                 state.retry, state.hold = self._steps + state.hold, 2 * state.hold
+                state.slow_steps = 0
                 self._say(
                     f"migration off: {measured:.1f} ms with it, {expected_ms:.1f} ms expected without"
                 )
-                return _Order(spec=self.spec, rules=None, held={})
-        return self._hold_slices()
+                return self._order(on=False)
+        return None
 
     def _hold_slices(self) -> _Order | None:
-        """A rank that stays slow lends out columns: their weights travel once a step."""
+        """A rank that stays slow lends out columns, if that gains: their weights travel once a step."""
         state = self._state
-        work = _by_rank(self.spec)
+        work = by_rank(self.spec)
         rank = int(work.argmax())
+        if self._held or work[rank] < 1.15 * np.median(work):
+            state.slow_steps = 0
+            return None
         state.slow_steps += 1
-        if work[rank] < 1.15 * np.median(work) or self._held:
+        if state.slow_steps < self._persistent or self._steps < state.retry:
             return None
-        if state.slow_steps != self._persistent:
-            return None
+        state.slow_steps = 0
         lenders = [r for r in np.argsort(work, kind="stable").tolist() if r != rank][:2]
         stages = np.flatnonzero(np.asarray(self._schedule.plan.stage_ranks) == rank).tolist()
+        before = state.planned
+        assert before is not None
         self._held = {s: [(lender, self._lender_share) for lender in lenders] for s in stages}
+        state.planned = self._plan()
         named = " and ".join(map(str, lenders))
-        self._say(f"rank {rank} stays slow: from now on ranks {named} hold columns of its MLPs")
-        return _Order(spec=self.spec, rules=state.rules, held=self._held)
+        if not self._pays() or state.planned.plan_ms > 0.99 * before.plan_ms:
+            self._held, state.planned = {}, before
+            self._say(f"rank {rank} stays slow: columns of its MLPs at ranks {named} gain nothing")
+            return None
+        state.on = []
+        self._say(
+            f"rank {rank} stays slow: from now on ranks {named} hold columns of its MLPs,"
+            f" {100.0 * self._gain():.1f} % less in simulation"
+        )
+        return self._order(on=True)
+
+    def _order(self, *, on: bool) -> _Order:
+        planned = self._state.planned
+        assert planned is not None
+        if not on and self._held:
+            self._held, self._state.stale = {}, True
+        return _Order(spec=self.spec, rules=planned.rules if on else None, held=self._held)
+
+    def _plan(self) -> MigrationPlan:
+        return plan_migration(
+            self.spec, [self._schedule.plan], model=self._model, variation=self._variation,
+            executions=(self._execution,), draws=16,
+        )  # fmt: skip
+
+    def _recent(self) -> PipelineSpec:
+        """Times of the last steps, burst and noise levelled."""
+        return with_times(self.spec, np.mean(self._state.tables, axis=0))
+
+    def _predict(self) -> float:
+        """The next step with migration in simulation."""
+        assert self._state.planned is not None
+        prepared = prepare(
+            self._recent(), self._schedule.plan, model=self._model, rules=self._state.planned.rules,
+            execution=self._execution,
+        )  # fmt: skip
+        return run(prepared).makespan_ms
+
+    def _plain_ms(self) -> float:
+        """The next step without migration in simulation."""
+        return timeline(self._recent(), self._schedule.plan, execution=self._execution).makespan_ms
+
+    def _gain(self) -> float:
+        planned = self._state.planned
+        assert planned is not None
+        return 1.0 - planned.plan_ms / planned.without_ms
 
     def _pays(self) -> bool:
-        return self._state.with_ms <= self._state.without_ms * (1.0 - self._min_gain)
+        return self._gain() >= self._min_gain
 
     def _say(self, text: str) -> None:
         self.decisions.append(f"step {self._schedule.num_steps - 1}: {text}")
@@ -244,44 +315,55 @@ class MigrationControl:
 
     @property
     def _model(self) -> SimpleModel:
-        return self._given if self._held else replace(self._given, movable_weight=0.0)
+        """What can move: heads, and where columns are held at lenders, those that one of them has."""
+        given = self._given
+        if not self._held:
+            return replace(given, movable_weight=0.0)
+        share = self._mlp_share * self._lender_share
+        movable = given.movable if self._only_weights else min(given.movable + share, 1.0)
+        return replace(given, movable=movable, movable_weight=share)
 
     @property
     def _execution(self) -> Execution:
         return "static" if self._schedule.mode == "static" else "ready-first"
 
     def _apply(self, order: _Order) -> None:
-        exchange = self._schedule.exchange
+        exchange, schedule = self._schedule.exchange, self._schedule
         assert exchange is not None
         self.spec, self._held = order.spec, order.held
         if order.rules is None:
             exchange.set_migration(None, self._lendings)
             return
         prepared = prepare(
-            order.spec, self._schedule.plan, model=self._model, rules=order.rules,
+            order.spec, schedule.plan, model=self._model, rules=order.rules,
             execution=self._execution,
         )  # fmt: skip
-        units = Units(lendings=self._lendings, parts=self._model.parts, held=order.held)
-        exchange.set_migration(prepared, self._lendings, units)
+        units = Units(
+            lendings=self._lendings, parts=self._model.parts, held=order.held,
+            only_weights=self._only_weights,
+        )  # fmt: skip
+        units, limit_bytes = self._placed(units)
+        exchange.set_migration(prepared, self._lendings, units, limit_bytes)
 
-    def _own_table(self, report: StepHelps) -> FloatArray:
-        """Medians of what this rank's actions take without help, shape (kinds, num_stages)."""
-        schedule, times = self._schedule, self._schedule.times
-        assert times is not None
-        samples: dict[tuple[Kind, int], list[float]] = {}
-        first = int(schedule.plan.rank_offsets[schedule.rank])
-        for index, action in enumerate(schedule.actions):
-            took = times.end_ns[index] - times.start_ns[index]
-            whole = report.whole_ns.get(first + index, took)
-            samples.setdefault((action.kind, action.stage), []).append(whole / 1e6)
-        table = np.zeros((len(Kind), schedule.plan.num_stages))
-        for (kind, stage), values in samples.items():
-            table[kind, stage] = np.median(values)
-        return table
-
-    def _origin_ns(self) -> int:
-        assert self._schedule.times is not None
-        return min(self._schedule.times.start_ns)
+    def _placed(self, units: Units) -> tuple[Units, int]:
+        """The units without lenders that have no room for slices, and what this rank holds of others."""
+        schedule, budget = self._schedule, self._lender_bytes
+        tokens = schedule.token_bytes
+        weights, message = units.lender_bytes(tokens)
+        if budget is not None:
+            full = {lender for lender, size in weights.items() if size + 2 * message > budget}
+            held = {s: [e for e in each if e[0] not in full] for s, each in units.held.items()}
+            units = replace(units, held=held)
+            weights, message = units.lender_bytes(tokens)
+        rows = gather((weights, message), schedule.group)
+        planned = []
+        for rank in range(len(rows)):
+            others = [row for other, row in enumerate(rows) if other != rank]
+            messages = 2 * max((row[1] for row in others), default=0)
+            size = sum(row[0].get(rank, 0) for row in others) + messages
+            planned.append(size if budget is None else min(size, budget))
+        self._planned_bytes = max(planned)
+        return units, planned[schedule.rank]
 
     def _sum_up(self, reports: list[StepHelps], is_on: bool) -> MigrationStep:
         helps = [help_ for report in reports for help_ in report.helps]
@@ -302,38 +384,8 @@ class MigrationControl:
             bytes=sum(help_.num_bytes for help_ in helps),
             waited_ms=sum(report.waited_ns for report in reports) / 1e6,
             peak_bytes=max(report.peak_bytes for report in reports),
+            planned_bytes=self._planned_bytes if is_on else 0,
             moved_share=float(moved / durations.sum()),
+            weight_helps=sum(int(plan.kinds[h.action]) == Kind.W for h in helps if h.outcome == "done"),
+            predicted_ms=self._state.predicted_ms if is_on else 0.0,
         )
-
-
-def _helps(reports: list[StepHelps], origin_ns: int, parts: int) -> Helps:
-    """The helps that were done, on the clock of the measured timeline."""
-    done = [h for report in reports for h in report.helps if h.outcome == "done"]
-
-    def ms(values: list[int]) -> FloatArray:
-        return (np.array(values, np.int64) - origin_ns) / 1e6
-
-    return Helps(
-        actions=np.array([h.action for h in done], np.int32),
-        lenders=np.array([h.lender for h in done], np.int32),
-        parts=np.array([round(h.parts) for h in done], np.int32),
-        of_parts=parts,
-        decided_ms=ms([h.decided_ns for h in done]),
-        start_ms=ms([h.start_ns for h in done]),
-        end_ms=ms([h.end_ns for h in done]),
-    )
-
-
-def _whole(table: FloatArray, spec: PipelineSpec) -> FloatArray:
-    """The table with what a plan does not measure: full backwards from their halves."""
-    table = table.copy()
-    split = table[Kind.B] == 0.0
-    table[Kind.B][split] = (table[Kind.I] + table[Kind.W])[split]
-    return table
-
-
-def _by_rank(spec: PipelineSpec) -> FloatArray:
-    """F and full backward of each rank's stages."""
-    sums = np.zeros(spec.num_ranks)
-    np.add.at(sums, list(spec.stage_ranks), spec.duration_ms[Kind.F] + spec.duration_ms[Kind.B])
-    return sums

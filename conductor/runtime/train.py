@@ -62,6 +62,7 @@ class TrainSettings:
         replan_in_background: see `Controller`.
         timeout_s: see `ConductorSchedule`.
         migrate: what moves between ranks during a step, and what it costs; None moves nothing.
+        lender_bytes: most that a rank may hold of others then; None is what the plan needs.
         save: folder to write a checkpoint to at the end.
         resume: folder of a checkpoint to go on from.
     """
@@ -79,6 +80,7 @@ class TrainSettings:
     replan_in_background: bool = True
     timeout_s: float = 120.0
     migrate: SimpleModel | None = None
+    lender_bytes: int | None = None
     save: Path | None = None
     resume: Path | None = None
 
@@ -162,8 +164,9 @@ class Training:
         self.migration = None
         if settings.migrate is not None:
             self.migration = MigrationControl(
-                self._schedule, spec, model=settings.migrate, lendings=self._lendings
-            )
+                self._schedule, spec, model=settings.migrate, lendings=self._lendings,
+                only_weights=settings.pace is not None, lender_bytes=settings.lender_bytes,
+            )  # fmt: skip
         self.controller = settings.replan and Controller(
             self._schedule,
             spec if state is None else spec_from(state["planned_for"]),
@@ -223,6 +226,16 @@ class Training:
         """Of one layer of this rank: weights, and twice as much that the optimizer keeps."""
         blocks = next(iter(self._modules.values())).blocks
         return 3 * sum(parameter.nbytes for parameter in blocks[0].parameters())
+
+    @property
+    def ms_per_byte(self) -> float:
+        """Of what comes from a neighbour, as this rank measured it in the last step."""
+        times, config = self._schedule.times, self._settings.config
+        assert times is not None
+        size = self._settings.rows * config.sequence * config.d_model * config.dtype.itemsize
+        took = [entry for row in times.transfers.values() for entry in row]
+        waited = [ms for ms, before in took if not before] or [ms for ms, _ in took]
+        return float(np.median(waited)) / size if waited else 0.0
 
     def close(self) -> None:
         """Ends what links run; every rank calls it."""

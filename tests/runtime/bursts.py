@@ -41,8 +41,8 @@ def measure(rank, rules, steps):
     )
     ready, lendings, units = (
         schedule.exchange.migration,
-        schedule.exchange._lendings,
-        schedule.exchange._units,
+        schedule.exchange._borrower.lendings,
+        schedule.exchange._borrower.units,
     )
     found = []
     for migration in (None, ready):

@@ -5,7 +5,8 @@ import time
 
 import pytest
 
-from conductor.runtime.exchange import Exchange
+from conductor.runtime.exchange_borrower import Borrower
+from conductor.runtime.exchange_lender import Lender
 from conductor.schedules.registry import build
 from tests.runtime.moving import moving_schedule, network, one_step
 from tests.runtime.ranks import run_ranks
@@ -45,7 +46,7 @@ def ask_and_die(exchange, *args):
     os._exit(9)
 
 
-serve, ask = Exchange._do, Exchange._request
+serve, ask = Lender._keep, Borrower._request
 
 
 def run(rank, fault):
@@ -54,9 +55,9 @@ def run(rank, fault):
     schedule, stages = moving_schedule(rank, net, PLAN, SPEC, pace=Even(), timeout_s=TIMEOUT_S)
     results = [one_step(schedule, stages, net, 0)]
     if rank == 1 and fault in ("die", "hang", "late"):
-        Exchange._do = {"die": die, "hang": hang, "late": answer_late}[fault]
+        Lender._keep = {"die": die, "hang": hang, "late": answer_late}[fault]
     if rank == 0 and fault == "borrower dies":
-        Exchange._request = ask_and_die
+        Borrower._request = ask_and_die
     start = time.monotonic()
     results.append(one_step(schedule, stages, net, 1))
     took_s = time.monotonic() - start

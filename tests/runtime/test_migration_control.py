@@ -29,15 +29,16 @@ class Ranks:
         self.exchange = SimpleNamespace(migration=None, report=StepHelps(), set_migration=self._set)
         self.schedule = SimpleNamespace(
             plan=PLAN, mode="static", rank=0, num_steps=0, group=None, exchange=self.exchange,
-            times=SimpleNamespace(start_ns=[0]),
+            times=SimpleNamespace(start_ns=[0]), token_bytes={},
         )  # fmt: skip
         monkeypatch.setattr(migration_control, "gather", lambda value, group: [value])
         monkeypatch.setattr(migration_control, "broadcast", lambda value, source, group: value)
-        monkeypatch.setattr(MigrationControl, "_own_table", lambda *_: self.table())
+        monkeypatch.setattr(migration_control, "action_table", lambda *_: self.table())
+        monkeypatch.setattr(migration_control, "start_delays_ms", lambda *_: np.zeros(4))
         self.control = MigrationControl(self.schedule, SPEC, model=SimpleModel(parts=16))
         self.rng = np.random.default_rng(0)
 
-    def _set(self, prepared, lendings=None, units=None):
+    def _set(self, prepared, lendings=None, units=None, limit_bytes=None):
         self.exchange.migration, self.units = prepared, units
 
     def table(self):
@@ -53,9 +54,8 @@ class Ranks:
             is_on = self.exchange.migration is not None
             on.append(is_on)
             table = self.table()
-            spec = migration_control.with_times(
-                self.control.spec, migration_control._whole(table, SPEC)
-            )
+            whole = migration_control.profile(table, np.zeros(4), self.control.spec)
+            spec = migration_control.with_times(self.control.spec, whole)
             makespan = timeline(spec, PLAN).makespan_ms * self.rng.uniform(0.99, 1.01)
             makespan *= self.share if is_on else 1.0
             self.schedule.num_steps += 1

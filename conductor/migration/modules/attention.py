@@ -26,6 +26,10 @@ class MigratableAttention(nn.Module):
 
     Args:
         name: for messages.
+
+    Attributes:
+        units: KV groups; None before the first run tells.
+        features: of all query heads together; None likewise.
     """
 
     piece = Piece.HEADS
@@ -36,6 +40,7 @@ class MigratableAttention(nn.Module):
         self.lending: Lending | None = None
         self.block = -1
         self.units: int | None = None
+        self.features: int | None = None
 
     def forward(
         self,
@@ -64,6 +69,7 @@ class MigratableAttention(nn.Module):
             cannot = self._cannot(query, key, attn_mask, dropout_p, settings, enable_gqa, flash)
             if cannot is None:
                 self.units = key.shape[1]
+                self.features = query.shape[1] * max(query.shape[-1], value.shape[-1])
                 apply: Callable[..., Tensor] = _Attention.apply
                 settings = settings._replace(flash=flash, several=key.shape[0] * key.shape[1] > 1)
                 return apply(query, key, value, attn_mask, self, settings)
@@ -72,6 +78,13 @@ class MigratableAttention(nn.Module):
         return functional.scaled_dot_product_attention(
             query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
         )
+
+    def width(self, kind: Kind, units: int) -> float:
+        """At most so many numbers for each token have a request for so many groups and its reply together."""
+        if kind is Kind.W or not self.features or not self.units:
+            return 0
+        # Queries, keys, values, output and sums; backward with the output's gradient and three more.
+        return (5 if kind is Kind.F else 9) * self.features * units / self.units
 
     def slice_weights(self, part: Part) -> tuple[Tensor, ...]:
         """There are none."""

@@ -78,9 +78,10 @@ def _blocks(module: nn.Module, name: str) -> Iterator[MigratableAttention | Migr
         yield module
         return
     if isinstance(module, nn.MultiheadAttention):
-        yield _attention(module, name, module.num_heads)
+        yield _attention(module, name, module.num_heads, module.embed_dim)
     elif names := _names(module, _ATTENTIONS):
-        yield _attention(module, name, _num_groups(module, names[1]))
+        width = getattr(module, names[0]).out_features // (3 if len(names) == 2 else 1)
+        yield _attention(module, name, _num_groups(module, names[1]), width)
     if names := _names(module, _MLPS):
         yield _mlp(module, name, *(getattr(module, layer) for layer in names))
 
@@ -92,10 +93,12 @@ def _names(module: nn.Module, known: tuple[tuple[str, ...], ...]) -> tuple[str, 
     return ()
 
 
-def _attention(module: nn.Module, name: str, groups: int | None) -> MigratableAttention:
+def _attention(
+    module: nn.Module, name: str, groups: int | None, features: int
+) -> MigratableAttention:
     _refuse_dropout(module, name)
     block = MigratableAttention(name)
-    block.units = groups
+    block.units, block.features = groups, features
     method, original = _method(module, name, "attention")
     _replace(module, method, partial(_rerouted, original, block))
     return block

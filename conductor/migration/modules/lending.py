@@ -91,6 +91,9 @@ class Block(Protocol):
     def units(self) -> int | None:
         """KV groups, or columns of the hidden dimension; None before the first run tells."""
 
+    def width(self, kind: Kind, units: int) -> float:
+        """Numbers for each token that a request for so many units and its reply have together."""
+
     def add_gradients(self, part: Part, gradients: Sequence[Tensor]) -> None:
         """Adds gradients of a part's weights to those of the parameters."""
 

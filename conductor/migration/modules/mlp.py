@@ -107,6 +107,13 @@ class MigratableMLP(nn.Module):
         queue: Queue | None = getattr(self.firsts[0], "weight_queue", None)
         return queue
 
+    def width(self, kind: Kind, units: int) -> float:
+        """Numbers for each token that a request for so many columns and its reply have together."""
+        outer, inner = self.down.out_features, (1 + self.gated) * units
+        if kind is Kind.W:
+            return 2 * outer + units + inner
+        return 2 * outer + (inner if kind is Kind.F else 2 * inner)
+
     def slice_weights(self, part: Part) -> Weights:
         """Copies of the part's weights, for a lender's `SliceStore`."""
         parameters = [parameter.detach() for parameter in self.parameters_in_order]

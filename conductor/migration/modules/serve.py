@@ -62,6 +62,15 @@ class SliceStore:
             for tensor in (*held.weights, *(held.gradients or ()))
         )
 
+    def reserved_bytes(self, *, but: SliceKey | None = None) -> int:
+        """Bytes of the weights and of gradients of all of them, without those of one slice."""
+        return 2 * sum(
+            tensor.nbytes
+            for key, held in self._held.items()
+            if key != but
+            for tensor in held.weights
+        )
+
     def put(self, key: SliceKey, version: int, weights: Sequence[Tensor]) -> None:
         """Takes in weights, in place of those of an older version.
 

@@ -130,7 +130,7 @@ class Borrower:
                         waits.append(help_.back_ns)
                 elif help_.outcome == "done":
                     back_ns = max(back_ns, help_.back_ns)
-                if help_.outcome == "late" and help_ in counted:
+                if help_.outcome in ("late", "refused") and help_ in counted:
                     # Its parts are computed here, from now on.
                     counted.remove(help_)
                     local_ns = max(local_ns, now) + int(self._target_ns * share * help_.parts)
@@ -350,6 +350,9 @@ class Borrower:
             help_.num_bytes += sum(t.nbytes for t in packet.tensors)
             _, serial, behind, refused = numbers[:4]
             self._results[serial, behind] = None if refused else tuple(packet.tensors)
+            if refused and help_.outcome == "promised":  # no weights, or no room
+                help_.outcome = "refused"
+                self._station.send(lender, What.CANCEL, help_.number)
 
     def lost(self, rank: int) -> None:
         """A rank is gone: what it owes does not come."""

@@ -88,6 +88,21 @@ def test_a_rank_that_turns_slow_is_a_new_chance_and_a_lasting_one_lends_columns(
     assert all(lender != 2 for lender, _ in ranks.units.held[2])
 
 
+def test_slices_are_not_placed_where_lenders_have_no_room(monkeypatch):
+    class Weights(migration_control.Units):
+        def lender_bytes(self, tokens):
+            return {lender: 1000 for each in self.held.values() for lender, _ in each}, 10
+
+    monkeypatch.setattr(migration_control, "Units", Weights)
+    for budget, lenders in ((1020, 2), (1019, 0)):
+        ranks = Ranks(monkeypatch, share=0.8)
+        ranks.control._lender_bytes = budget
+        ranks.factors[2] = 1.6
+        ranks.run(30)
+        assert any("hold columns" in text for text in ranks.control.decisions)
+        assert sum(map(len, ranks.units.held.values())) == lenders
+
+
 def test_nothing_moves_where_a_message_takes_longer_than_the_work(monkeypatch):
     ranks = Ranks(monkeypatch, share=0.5)
     ranks.control._given = SimpleModel(latency_ms=30.0, parts=16)

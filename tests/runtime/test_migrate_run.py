@@ -1,7 +1,11 @@
 """`conductor run --migrate`: what moves on emulated ranks, what it brings, and where it is written."""
 
 import json
+import shutil
+import subprocess
+import sys
 
+import numpy as np
 import pytest
 
 from conductor.interop.timeline_json import read_helps, read_timeline
@@ -27,8 +31,18 @@ memory_limit = 4
     return path
 
 
-def run(folder, forward_ms, *arguments):
-    done = conductor("--emulate", spec_file(folder, forward_ms), *SIZE, *arguments)
+def urgent():
+    """Before a command whose times count: no other program makes its ranks wait, where that may be asked."""
+    how = ("chrt", "-r", "5")
+    able = shutil.which("chrt") and not subprocess.run((*how, "true"), check=False).returncode
+    return how if able else ()
+
+
+def run(folder, forward_ms, *arguments, before=()):
+    done = conductor(
+        "--emulate", spec_file(folder, forward_ms), *SIZE, *arguments,
+        before=(*before, sys.executable, "-m"),
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -72,8 +86,13 @@ def test_fifty_steps_lose_the_same_with_migration_and_without(tmp_path):
 )
 def test_measured_gain_and_prediction(tmp_path, arguments, against, least):
     # A layer a rank: the real computation beside the emulated one is small then.
-    options = (*arguments, "--layers", 4, "--steps", 14, "--migrate")
-    moved = run(tmp_path, 40, *options)["migration"]
+    options = (*arguments, "--layers", 4, "--steps", 24, "--migrate")
+    result = run(tmp_path, 40, *options, before=urgent())
+    moved = result["migration"]
+    on = [step for step in result["steps"][2:] if step["migration"]["is_on"]]
+    # What was predicted before a step, from what had been measured until then.
+    ratios = [step["time_ms"] / step["migration"]["predicted_ms"] for step in on]
+    assert len(ratios) >= 20
     from conductor.planning.plan import plan
     from conductor.problem.spec_file import load_spec
 
@@ -88,15 +107,15 @@ def test_measured_gain_and_prediction(tmp_path, arguments, against, least):
         }
         spec = spec.with_(**slow)
     best = plan(spec, schedules=None if against == "best" else [against]).best
-    print(moved, best.name, best.timeline.makespan_ms)
+    print(moved, best.name, best.timeline.makespan_ms, np.round(ratios, 3))
     assert moved["median_on_ms"] <= (1.0 - least) * best.timeline.makespan_ms
-    assert moved["median_on_ms"] <= 1.04 * moved["simulated_on_ms"]
+    assert abs(np.median(ratios) - 1.0) <= 0.04
 
 
 @pytest.mark.timing
 def test_it_costs_at_most_a_hundredth_where_nothing_moves(tmp_path):
-    plain = run(tmp_path, 40, "--steps", 12)
-    ready = run(tmp_path, 40, "--steps", 12, "--migrate", "--movable", 0.0)
+    plain = run(tmp_path, 40, "--steps", 12, before=urgent())
+    ready = run(tmp_path, 40, "--steps", 12, "--migrate", "--movable", 0.0, before=urgent())
     assert ready["migration"]["steps_on"] == 0
     fastest = [min(step["time_ms"] for step in found["steps"][2:]) for found in (plain, ready)]
     print(fastest)

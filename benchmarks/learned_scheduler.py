@@ -2,13 +2,14 @@
 
     python -m benchmarks.learned_scheduler specialists [--case c1-30 ...] [--seeds 3] [--episodes N]
     python -m benchmarks.learned_scheduler ablation [--case c1-30 ...]
+    python -m benchmarks.learned_scheduler clairvoyant [--case c1-30 ...] [--solved 40]
     python -m benchmarks.learned_scheduler generalist [--tasks 100] [--policy FILE.npz]
     python -m benchmarks.learned_scheduler large [--policy FILE.npz]
 
 Every row is 1,000 fresh draws of each seed, the same for all columns; a training sees none of them, and nothing
-is chosen on them. `searched` is a static order: a local search of 100,000 orders for the mean over 256 other
-draws, from all published ones. A specialist is trained twice from the package's policy, on that order and on
-the best published one; which of the two, and how firmly it is held to its plan, is chosen on 512 further draws.
+is chosen on them. `searched` is a static order: a local search for the mean over 256 other draws, from all
+published ones. A specialist is trained twice from the package's policy, on that order and on the best published
+one; which of the two, and how firmly it is held to its plan, is chosen on 512 further draws.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import argparse
 import os
 import time
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -24,6 +26,7 @@ os.environ.setdefault("NUMBA_NUM_THREADS", "1")
 
 import numpy as np
 
+from conductor.optimal.solve import solve
 from conductor.problem.presets import load_preset
 from conductor.problem.spec import PipelineSpec
 from conductor.rl.config import ROBUST
@@ -35,7 +38,7 @@ from conductor.rl.plans import best_plan, robust_plan
 from conductor.rl.play import Decider, play
 from conductor.rl.ppo import train
 from conductor.rl.shipped import policy_weights
-from conductor.rl.source import OneInstance, Task, one_pipeline
+from conductor.rl.source import OneInstance, Task
 from conductor.rl.training import new_training
 from conductor.rl.weights import shipped_policy
 from conductor.schedules.registry import build
@@ -52,23 +55,24 @@ EIGHT = PipelineSpec(
 STRAGGLERS = Product((UniformNoise(0.1), MarkovStragglers()))
 THIRTY_TWO = EIGHT.with_(num_microbatches=32)
 CASES = {
-    "c1-0": (FOUR, NoVariation(), 512),
-    "c1-10": (FOUR, UniformNoise(0.1), 4096),
-    "c1-30": (FOUR, UniformNoise(0.3), 12_800),
-    "c4": (FOUR, STRAGGLERS, 12_800),
-    "c3-16-0": (EIGHT, NoVariation(), 512),
-    "c3-16-30": (EIGHT, UniformNoise(0.3), 8192),
-    "c3-32-0": (THIRTY_TWO, NoVariation(), 512),
-    "c3-32-20": (THIRTY_TWO, UniformNoise(0.2), 4096),
-    "c3-32-30": (THIRTY_TWO, UniformNoise(0.3), 4096),
+    "c1-0": (FOUR, NoVariation(), 512, 100_000),
+    "c1-10": (FOUR, UniformNoise(0.1), 4096, 1_000_000),
+    "c1-30": (FOUR, UniformNoise(0.3), 12_800, 1_000_000),
+    "c4": (FOUR, STRAGGLERS, 12_800, 1_000_000),
+    "c3-16-0": (EIGHT, NoVariation(), 512, 100_000),
+    "c3-16-30": (EIGHT, UniformNoise(0.3), 8192, 2_000_000),
+    "c3-32-0": (THIRTY_TWO, NoVariation(), 512, 100_000),
+    "c3-32-20": (THIRTY_TWO, UniformNoise(0.2), 2048, 2_000_000),
+    "c3-32-30": (THIRTY_TWO, UniformNoise(0.3), 2048, 2_000_000),
 }
-"""Spec, variation, episodes of a training."""
+"""Spec, variation, episodes of a training, orders that the search tries."""
 
 LONG = {"entropy_coefficient": 0.02}
 """Changes of the settings for eight ranks: of many decisions each is worth less beside the luck of the draw,
 and a large bonus for entropy drowns it."""
 
 FROM_SHIPPED = "from the package's policy"
+FROM_SEARCHED = "from the searched order"
 ABLATIONS = {
     "as it is": {},
     FROM_SHIPPED: {},
@@ -77,21 +81,28 @@ ABLATIONS = {
     "without cloning": {"cloning_epochs": 0},
     "without PPO": {"episodes": 0},
     "returns instead of comparisons": {"compared": 0.0, "episodes_per_draw": 4, "batch_size": 1024},
-    "from the searched order": {"plan_evaluations": ROBUST.plan_evaluations},
+    FROM_SEARCHED: {},
 }
 
 DRAWS, CHOOSING_DRAWS = 1000, 512
 
 
-def trained(case, seed, *, from_shipped=True, **changes):
-    """The training of a case, from the package's policy or from nothing."""
-    spec, variation, episodes = CASES[case]
+@cache
+def plans(case):
+    """The best published order and the searched one, as instances."""
+    spec, variation, _, evaluations = CASES[case]
+    found = best_plan(spec), robust_plan(spec, variation, evaluations)
+    return tuple(Instance.of(spec, plan) for plan in found)
+
+
+def trained(case, instance, seed, *, from_shipped=True, **changes):
+    """The training on one of a case's plans, from the package's policy or from nothing."""
+    spec, variation, episodes, _ = CASES[case]
     episodes = changes.pop("episodes", episodes)
     if spec.num_ranks > 4:
         changes = {**LONG, **changes}
-    config = replace(ROBUST, **changes)
-    source = one_pipeline(spec, variation, evaluations=config.plan_evaluations)
-    training = new_training(source, config, num_episodes=episodes, seed=seed)
+    source = OneInstance(instance=instance, variation=variation)
+    training = new_training(source, replace(ROBUST, **changes), num_episodes=episodes, seed=seed)
     if from_shipped:
         training.start_from(shipped_policy())
     train(training, threads=2)
@@ -99,16 +110,15 @@ def trained(case, seed, *, from_shipped=True, **changes):
 
 
 def specialist(case, seed, **changes):
-    """Plan and execution of the better of two trainings, on draws for choosing."""
+    """Execution of the better of two trainings, on draws for choosing, and what it is."""
     chosen_on = common(CASES[case][1], CHOOSING_DRAWS, (seed, 4))
     found = []
-    for evaluations in (ROBUST.plan_evaluations, 0):
-        training = trained(case, seed, plan_evaluations=evaluations, **changes)
-        instance = training.source.instance
+    for start, instance in zip(("published", "searched"), plans(case), strict=True):
+        training = trained(case, instance, seed, **changes)
         durations = chosen_on.of(instance.plan, instance.program)
         execution = loosest(instance, training.best_policy(), durations)
         mean = executed(instance, execution, chosen_on).mean()
-        found.append((mean, f"{instance.plan.name}: {execution.name}", instance, execution))
+        found.append((mean, f"{start}: {execution.name}", instance, execution))
     return min(found, key=lambda one: one[0])[1:]
 
 
@@ -135,14 +145,12 @@ def specialists(cases, seeds, episodes):
     print("| case | best published | ready-first | searched | policy, by seed | less searched | |")
     print("| --- | ---: | ---: | ---: | --- | ---: | ---: |", flush=True)
     for case in cases:
-        spec, variation, _ = CASES[case]
+        best, searched = plans(case)
         rows, means, how, began = [], [], [], time.time()
         for seed in range(seeds):
             changes = {} if episodes is None else {"episodes": episodes}
             name, instance, execution = specialist(case, seed, **changes)
-            draws = common(variation, DRAWS, (1000 + seed, 2))
-            best = Instance.of(spec, best_plan(spec))
-            searched = Instance.of(spec, robust_plan(spec, variation, ROBUST.plan_evaluations))
+            draws = common(CASES[case][1], DRAWS, (1000 + seed, 2))
             rows.append([
                 executed(best, "static", draws),
                 executed(best, "ready-first", draws),
@@ -151,12 +159,12 @@ def specialists(cases, seeds, episodes):
             ])  # fmt: skip
             means.append(f"{rows[-1][-1].mean():.2f}")
             how.append(name)
-        best, ready, searched, policy = np.concatenate(rows, axis=1)
-        less = policy - searched
+        published, ready, static, policy = np.concatenate(rows, axis=1)
+        less = policy - static
         print(
-            f"| `{case}` | {best.mean():.2f} | {ready.mean():.2f} | {searched.mean():.2f} |"
+            f"| `{case}` | {published.mean():.2f} | {ready.mean():.2f} | {static.mean():.2f} |"
             f" {policy.mean():.2f} ({', '.join(means)}) | {less.mean():+.2f} ± {half(less):.2f} |"
-            f" {100.0 * less.mean() / searched.mean():+.2f} % |"
+            f" {100.0 * less.mean() / static.mean():+.2f} % |"
             f" <!-- {'; '.join(how)}; {time.time() - began:.0f} s -->",
             flush=True,
         )
@@ -164,24 +172,56 @@ def specialists(cases, seeds, episodes):
 
 def ablation(cases):
     for case in cases:
-        variation = CASES[case][1]
         print(f"\n{case}\n\n| | mean | less searched |\n| --- | ---: | ---: |", flush=True)
-        draws = common(variation, DRAWS, (1000, 2))
-        plan = robust_plan(CASES[case][0], variation, ROBUST.plan_evaluations)
-        searched = executed(Instance.of(CASES[case][0], plan), "static", draws)
+        draws = common(CASES[case][1], DRAWS, (1000, 2))
+        best, searched = plans(case)
+        static = executed(searched, "static", draws)
         for name, changes in ABLATIONS.items():
-            changes = {"episodes": 5120, "plan_evaluations": 0, **changes}
-            training = trained(case, 0, from_shipped=name == FROM_SHIPPED, **changes)
-            source = training.source
+            instance = searched if name == FROM_SEARCHED else best
+            training = trained(
+                case,
+                instance,
+                0,
+                from_shipped=name == FROM_SHIPPED,
+                **{"episodes": 5120, **changes},
+            )
             played = play(
-                source.instance, draws.of(source.instance.plan, source.instance.program),
+                instance, draws.of(instance.plan, instance.program),
                 Decider.NETWORK, weights=training.best_policy(), threads=2,
             ).makespan_ms  # fmt: skip
-            less = played - searched
+            less = played - static
             print(
                 f"| {name} | {played.mean():.2f} | {less.mean():+.2f} ± {half(less):.2f} |",
                 flush=True,
             )
+
+
+def clairvoyant(cases, count):
+    """The best order for each draw, known in advance: below it nobody can be."""
+    print("| case | draws | proved | searched | optimum | difference |")
+    print("| --- | ---: | ---: | ---: | ---: | ---: |", flush=True)
+    for case in cases:
+        _, searched = plans(case)
+        plan = searched.plan
+        durations = common(CASES[case][1], DRAWS, (1000, 2)).of(plan, searched.program)[:count]
+        static = simulate(searched.spec, plan, durations).makespan_ms
+        results = []
+        for drawn in durations:
+            times = np.zeros((3, searched.spec.num_stages, searched.spec.num_microbatches))
+            times[plan.kinds, plan.stages, plan.microbatches] = drawn
+            results.append(
+                solve(
+                    searched.spec, durations_ms=times, warm_start=plan, time_limit_s=20, workers=2
+                )
+            )
+        best = np.array([result.value_ms for result in results])
+        proved = sum(result.status == "optimal" for result in results)
+        less = best - static
+        print(
+            f"| `{case}` | {len(best)} | {proved} | {static.mean():.2f} | {best.mean():.2f} |"
+            f" {less.mean():+.2f} ± {half(less):.2f} |",
+            flush=True,
+        )
 
 
 def generalist(count, policy):
@@ -251,10 +291,13 @@ def large(policy):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("table", choices=("specialists", "ablation", "generalist", "large"))
+    parser.add_argument(
+        "table", choices=("specialists", "ablation", "clairvoyant", "generalist", "large")
+    )
     parser.add_argument("--case", action="append", choices=CASES)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--episodes", type=int)
+    parser.add_argument("--solved", type=int, default=40, help="draws of `clairvoyant`")
     parser.add_argument("--tasks", type=int, default=100)
     parser.add_argument("--policy", type=Path)
     chosen = parser.parse_args()
@@ -262,6 +305,8 @@ def main():
         specialists(chosen.case or CASES, chosen.seeds, chosen.episodes)
     elif chosen.table == "ablation":
         ablation(chosen.case or ("c1-30", "c4"))
+    elif chosen.table == "clairvoyant":
+        clairvoyant(chosen.case or ("c1-10", "c1-30", "c4"), chosen.solved)
     elif chosen.table == "generalist":
         generalist(chosen.tasks, chosen.policy)
     else:

@@ -123,8 +123,19 @@ def run(
         ),
     ] = False,
     movable: Annotated[
-        float, typer.Option(metavar="X", help="Share of a forward that can move, with --migrate.")
-    ] = 0.6,
+        float | None,
+        typer.Option(
+            metavar="X",
+            help="Share of a forward that can move, with --migrate (default: 0.6 on emulated devices, else"
+            " that of core attention).",
+        ),
+    ] = None,
+    lender_memory: Annotated[
+        float | None,
+        typer.Option(
+            metavar="MB", min=0.0, help="Most that a rank may hold of others, with --migrate."
+        ),
+    ] = None,
     heads: HeadsOption = 4,
     seed: SeedOption = 0,
     trace: Annotated[
@@ -158,7 +169,10 @@ def run(
     if policy is not None and mode != "policy":
         raise UsageError("--policy goes with --execution policy")
     if migrate and adapt:
-        raise UsageError("give one of --adapt and --migrate")
+        raise UsageError(
+            "give one of --adapt and --migrate: a plan that moves work within the step stands on the stages"
+            " as they are; --migrate says at its end when other layers would pay"
+        )
     from conductor.interop.torch_csv import read_torch_csv
 
     learned = _policy(policy) if mode == "policy" else None
@@ -173,7 +187,9 @@ def run(
             raise UsageError(
                 f"--straggler rank={slow.rank}: there are ranks 0 to {profile.num_ranks - 1}"
             )
-    moves = migration_model(profile, movable, heads) if migrate else None
+    moves = None
+    if migrate:
+        moves = migration_model(profile, movable, heads, width=width, emulated=emulate is not None)
     from conductor.runtime.launch import (
         conductor_command,
         from_first_rank,
@@ -222,6 +238,7 @@ def run(
             pace=pace if emulate else None,
             replan=_replan if adapt else None,
             migrate=moves,
+            lender_bytes=None if lender_memory is None else int(1e6 * lender_memory),
             save=save,
             resume=resume,
         )

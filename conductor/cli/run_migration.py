@@ -15,10 +15,18 @@ if TYPE_CHECKING:
 WARM_UP = 1
 
 
-def migration_model(spec: PipelineSpec, movable: float, parts: int) -> SimpleModel:
-    """A message takes half a percent of a forward, and all that can move of one takes 3 % there."""
+def migration_model(
+    spec: PipelineSpec, movable: float | None, parts: int, *, width: int, emulated: bool
+) -> SimpleModel:
+    """What moves. On emulated devices a message takes half a percent of a forward, and all that can move of
+    one 3 % there; else the first steps tell, and what can move without weights is core attention.
+    """
     from conductor.migration.model import SimpleModel
+    from conductor.runtime.gpt import GPTConfig
 
+    if movable is None:
+        length = GPTConfig().sequence
+        movable = 0.6 if emulated else length / (6.0 * width + length)
     forward = float(spec.per_stage("forward_ms").mean())
     return SimpleModel(
         movable=movable, latency_ms=0.005 * forward, part_ms=0.03 * forward / parts, parts=parts,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import math
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, get_args
@@ -160,17 +159,15 @@ class ConductorSchedule:
         return self._num_steps
 
     @property
-    def token_bytes(self) -> dict[int, int]:
-        """Of this rank's stages: tokens of a micro-batch, times the bytes of a number of its activations."""
+    def boundaries(self) -> dict[int, tuple[tuple[int, ...], torch.dtype]]:
+        """Of this rank's stages: what one micro-batch's activations are like where a stage begins or ends."""
         found = {}
         for index, stage in self._stages.items():
-            shapes = [s[:2] for s in torch_shim.input_shapes(stage)]
-            shapes += torch_shim.output_shapes(stage)
-            found[index] = max(
-                math.prod(shape[:-1]) * dtype.itemsize
-                for shape, dtype in shapes
-                if dtype.is_floating_point
-            )
+            shapes = [
+                *(s[:2] for s in torch_shim.input_shapes(stage)),
+                *torch_shim.output_shapes(stage),
+            ]
+            found[index] = next(shape for shape in shapes if shape[1].is_floating_point)
         return found
 
     def set_plan(

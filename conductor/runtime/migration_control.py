@@ -6,6 +6,7 @@ import logging
 from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from math import prod
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from conductor.ir.schedule import FloatArray
 from conductor.migration.execution import Execution, MigrationRules, prepare, run
 from conductor.migration.model import SimpleModel
 from conductor.migration.modules.lending import Lending
+from conductor.migration.modules.request import Piece
 from conductor.migration.plan import MigrationPlan, plan_migration
 from conductor.problem.kind import Kind
 from conductor.problem.spec import PipelineSpec
@@ -26,6 +28,7 @@ from conductor.runtime.migration_times import (
     action_table,
     by_rank,
     helps_of,
+    link_ms,
     profile,
     start_delays_ms,
 )
@@ -95,6 +98,7 @@ class _Order:
     spec: PipelineSpec
     rules: MigrationRules | None
     held: Held
+    given: SimpleModel
 
 
 class MigrationControl:
@@ -114,8 +118,9 @@ class MigrationControl:
         persistent: a rank that is slow for so many steps lends out columns of its MLPs, too.
         lender_share: columns of an MLP that each of two lenders holds then.
         mlp_share: of a stage's time that its MLPs take.
-        only_weights: lenders that hold columns do only W of them, as heads are what moves in F and I; else
-            F and I as well.
+        only_weights: heads are all that moves in F and I, and messages cost what the model says, as on
+            emulated devices; else lenders that hold columns do F and I of them as well, and messages cost
+            what was measured.
         lender_bytes: most that a rank may hold of others; None is what the plan needs.
 
     Attributes:
@@ -150,6 +155,8 @@ class MigrationControl:
         self._state = _State()
         self._held: Held = {}
         self._steps = self._planned_bytes = 0
+        self._mlp_ms: list[float] = []
+        self._sizes: list[float] = []
         self.last = MigrationStep()
         self.helps: Helps | None = None
         self.decisions: list[str] = []
@@ -170,18 +177,30 @@ class MigrationControl:
         assert schedule.times is not None
         is_on = schedule.exchange.migration is not None
         report = schedule.exchange.report if is_on else StepHelps()
-        mine = action_table(schedule, report), report, min(schedule.times.start_ns)
+        mine = (
+            action_table(schedule, report),
+            report,
+            min(schedule.times.start_ns),
+            link_ms(schedule),
+            0.0 if self._only_weights or self._steps else self._mlp_messages(),
+        )
         rows = gather(mine, schedule.group)
         reports = [row[1] for row in rows]
         self.last = self._sum_up(reports, is_on)
         self.helps = helps_of(reports, min(row[2] for row in rows), self._given.parts)
         self._steps += 1
+        self._sizes = self._sizes or [row[4] for row in rows]
         if self._steps == 1:  # the first step loads code and memory
             return self.last
         order = None
         if schedule.rank == 0:
             measured: FloatArray = np.sum([row[0] for row in rows], axis=0)
             table = profile(measured, start_delays_ms(times, self.helps), self.spec)
+            if not self._only_weights and self._steps == 2:
+                # To a rank that waits, as lenders do; a busy one takes messages later.
+                message_ms = min(row[3] for row in rows if row[3] > 0.0)
+                self._given = self._calibrated(message_ms)
+                self._mlp_ms = [size * message_ms for size in self._sizes]
             order = self._decide(table, times.makespan_ms, is_on)
             will_be_on = is_on if order is None else order.rules is not None
             self._state.predicted_ms = self._predict() if will_be_on else 0.0
@@ -258,7 +277,7 @@ class MigrationControl:
         self._held = {s: [(lender, self._lender_share) for lender in lenders] for s in stages}
         state.planned = self._plan()
         named = " and ".join(map(str, lenders))
-        if not self._pays() or state.planned.plan_ms > 0.99 * before.plan_ms:
+        if not self._pays() or state.planned.plan_ms + self._held_ms() > 0.99 * before.plan_ms:
             self._held, state.planned = {}, before
             self._say(f"rank {rank} stays slow: columns of its MLPs at ranks {named} gain nothing")
             return None
@@ -274,7 +293,28 @@ class MigrationControl:
         assert planned is not None
         if not on and self._held:
             self._held, self._state.stale = {}, True
-        return _Order(spec=self.spec, rules=planned.rules if on else None, held=self._held)
+        return _Order(
+            spec=self.spec,
+            rules=planned.rules if on else None,
+            held=self._held,
+            given=self._given,
+        )
+
+    def _held_ms(self) -> float:
+        """What the weights of all slices at lenders, and their gradients back, add to a step."""
+        ranks = self._schedule.plan.stage_ranks
+        owners = {ranks[stage]: len(lenders) for stage, lenders in self._held.items()}
+        if not self._mlp_ms:
+            return 0.0
+        return sum(2.0 * self._lender_share * n * self._mlp_ms[r] for r, n in owners.items())
+
+    def _calibrated(self, message_ms: float) -> SimpleModel:
+        """The model with what messages cost here: a round trip for each block of a stage."""
+        blocks = max((len(lending.blocks) for lending in self._lendings.values()), default=1)
+        return replace(
+            self._given, latency_ms=message_ms * blocks, part_ms=0.0,
+            source="messages as long as the pipeline's own took",
+        )  # fmt: skip
 
     def _plan(self) -> MigrationPlan:
         return plan_migration(
@@ -293,7 +333,7 @@ class MigrationControl:
             self._recent(), self._schedule.plan, model=self._model, rules=self._state.planned.rules,
             execution=self._execution,
         )  # fmt: skip
-        return run(prepared).makespan_ms
+        return run(prepared).makespan_ms + self._held_ms()
 
     def _plain_ms(self) -> float:
         """The next step without migration in simulation."""
@@ -302,7 +342,7 @@ class MigrationControl:
     def _gain(self) -> float:
         planned = self._state.planned
         assert planned is not None
-        return 1.0 - planned.plan_ms / planned.without_ms
+        return 1.0 - (planned.plan_ms + self._held_ms()) / planned.without_ms
 
     def _pays(self) -> bool:
         return self._gain() >= self._min_gain
@@ -330,7 +370,7 @@ class MigrationControl:
     def _apply(self, order: _Order) -> None:
         exchange, schedule = self._schedule.exchange, self._schedule
         assert exchange is not None
-        self.spec, self._held = order.spec, order.held
+        self.spec, self._held, self._given = order.spec, order.held, order.given
         if order.rules is None:
             exchange.set_migration(None, self._lendings)
             return
@@ -345,10 +385,25 @@ class MigrationControl:
         units, limit_bytes = self._placed(units)
         exchange.set_migration(prepared, self._lendings, units, limit_bytes)
 
+    def _mlp_messages(self) -> float:
+        """The weights of this rank's MLPs, in messages as large as its activations."""
+        size = sum(
+            tensor.nbytes
+            for lending in self._lendings.values()
+            for index, block in enumerate(lending.blocks)
+            if block.piece is Piece.SLICE and block.units
+            for tensor in lending.slice_weights(index, 0, block.units)
+        )
+        shapes = self._schedule.boundaries.values()
+        return size / max((prod(shape) * dtype.itemsize for shape, dtype in shapes), default=1)
+
     def _placed(self, units: Units) -> tuple[Units, int]:
         """The units without lenders that have no room for slices, and what this rank holds of others."""
         schedule, budget = self._schedule, self._lender_bytes
-        tokens = schedule.token_bytes
+        tokens = {
+            stage: prod(shape[:-1]) * dtype.itemsize
+            for stage, (shape, dtype) in schedule.boundaries.items()
+        }
         weights, message = units.lender_bytes(tokens)
         if budget is not None:
             full = {lender for lender, size in weights.items() if size + 2 * message > budget}
@@ -386,6 +441,8 @@ class MigrationControl:
             peak_bytes=max(report.peak_bytes for report in reports),
             planned_bytes=self._planned_bytes if is_on else 0,
             moved_share=float(moved / durations.sum()),
-            weight_helps=sum(int(plan.kinds[h.action]) == Kind.W for h in helps if h.outcome == "done"),
+            weight_helps=sum(
+                int(plan.kinds[h.action]) == Kind.W for h in helps if h.outcome == "done"
+            ),
             predicted_ms=self._state.predicted_ms if is_on else 0.0,
         )

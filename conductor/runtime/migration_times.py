@@ -64,6 +64,14 @@ def start_delays_ms(times: Timeline, helps: Helps | None) -> FloatArray:
     return sums
 
 
+def link_ms(schedule: ConductorSchedule) -> float:
+    """What a message from a neighbour took in the last step: the lower quartile; 0 where none came."""
+    assert schedule.times is not None
+    took = [entry for row in schedule.times.transfers.values() for entry in row]
+    waited = [ms for ms, before in took if not before] or [ms for ms, _ in took]
+    return float(np.quantile(waited, 0.25)) if waited else 0.0
+
+
 def helps_of(reports: list[StepHelps], origin_ns: int, parts: int) -> Helps:
     """The helps that were done, on the clock of the measured timeline."""
     done = [h for report in reports for h in report.helps if h.outcome == "done"]

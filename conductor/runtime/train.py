@@ -36,6 +36,7 @@ from conductor.runtime.gpt import (
 )
 from conductor.runtime.layers import move_layers, with_layers
 from conductor.runtime.migration_control import MigrationControl, MigrationStep
+from conductor.runtime.migration_times import link_ms
 from conductor.runtime.pace import Emulation
 from conductor.runtime.policy import Policy
 from conductor.runtime.stage import wrap_stage
@@ -230,12 +231,9 @@ class Training:
     @property
     def ms_per_byte(self) -> float:
         """Of what comes from a neighbour, as this rank measured it in the last step."""
-        times, config = self._schedule.times, self._settings.config
-        assert times is not None
+        config = self._settings.config
         size = self._settings.rows * config.sequence * config.d_model * config.dtype.itemsize
-        took = [entry for row in times.transfers.values() for entry in row]
-        waited = [ms for ms, before in took if not before] or [ms for ms, _ in took]
-        return float(np.median(waited)) / size if waited else 0.0
+        return link_ms(self._schedule) / size
 
     def close(self) -> None:
         """Ends what links run; every rank calls it."""

@@ -29,11 +29,12 @@ class Ranks:
         self.exchange = SimpleNamespace(migration=None, report=StepHelps(), set_migration=self._set)
         self.schedule = SimpleNamespace(
             plan=PLAN, mode="static", rank=0, num_steps=0, group=None, exchange=self.exchange,
-            times=SimpleNamespace(start_ns=[0]), token_bytes={},
+            times=SimpleNamespace(start_ns=[0]), boundaries={}, transfers={},
         )  # fmt: skip
         monkeypatch.setattr(migration_control, "gather", lambda value, group: [value])
         monkeypatch.setattr(migration_control, "broadcast", lambda value, source, group: value)
         monkeypatch.setattr(migration_control, "action_table", lambda *_: self.table())
+        monkeypatch.setattr(migration_control, "link_ms", lambda *_: 0.0)
         monkeypatch.setattr(migration_control, "start_delays_ms", lambda *_: np.zeros(4))
         self.control = MigrationControl(self.schedule, SPEC, model=SimpleModel(parts=16))
         self.rng = np.random.default_rng(0)

@@ -7,7 +7,7 @@ import pytest
 
 from conductor.problem.spec import PipelineSpec
 from conductor.schedules.registry import build
-from tests.runtime.moving import EAGER, moving_schedule, network, one_step
+from tests.runtime.moving import EAGER, Uneven, moving_schedule, network, one_step
 from tests.runtime.plans import split_gpipe
 from tests.runtime.ranks import run_ranks
 from tests.runtime.test_executor import policy_of
@@ -21,7 +21,7 @@ def spec_of(ranks, microbatches, **changes):
 
 
 def cases_of(ranks, count):
-    """(plan, spec, mode, rules, held columns) of random cases, fixed by the number of ranks."""
+    """(plan, spec, mode, rules, held columns, pace) of random cases, fixed by the number of ranks."""
     rng = np.random.default_rng(ranks)
     found = []
     for case in range(count):
@@ -45,17 +45,26 @@ def cases_of(ranks, count):
             for stage, owner in enumerate(plan.stage_ranks):
                 lenders = [rank for rank in range(ranks) if rank != owner][:2]
                 held[stage] = tuple((lender, 0.25) for lender in lenders)
-        found.append((plan, spec, mode, rules, held))
+        pace = None if case % 4 == 1 else Uneven()  # at the machine's own speed
+        found.append((plan, spec, mode, rules, held, pace))
     return found
 
 
 def run_cases(rank, cases):
     """The largest error of each case, and what became of the requests."""
     errors, outcomes = [], Counter()
-    for plan, spec, mode, rules, held in cases:
+    for plan, spec, mode, rules, held, pace in cases:
         net = network(plan.num_stages)
         schedule, stages = moving_schedule(
-            rank, net, plan, spec, rules=rules, held=held, mode=mode, policy=policy_of(mode)
+            rank,
+            net,
+            plan,
+            spec,
+            rules=rules,
+            held=held,
+            mode=mode,
+            policy=policy_of(mode),
+            pace=pace,
         )
         for seed in range(2):
             error, found = one_step(schedule, stages, net, seed)

@@ -136,6 +136,13 @@ def run(
             metavar="MB", min=0.0, help="Most that a rank may hold of others, with --migrate."
         ),
     ] = None,
+    only_heads: Annotated[
+        bool,
+        typer.Option(
+            "--only-heads",
+            help="With --migrate no columns of MLPs move, so that losses are those without it, bit for bit.",
+        ),
+    ] = False,
     heads: HeadsOption = 4,
     seed: SeedOption = 0,
     trace: Annotated[
@@ -238,6 +245,7 @@ def run(
             pace=pace if emulate else None,
             replan=_replan if adapt else None,
             migrate=moves,
+            slices=not only_heads,
             lender_bytes=None if lender_memory is None else int(1e6 * lender_memory),
             save=save,
             resume=resume,

@@ -86,9 +86,10 @@ def advice(training: Training) -> str | None:
                 f"another split of the layers ({split}) would take {best.timeline.makespan_ms:.1f} ms"
                 f" a step: no gain over {now_ms:.1f} ms"
             )
+        layers_ = "1 layer" if count == 1 else f"{count} layers"
         return (
             f"a new partition ({split} layers, {best.name}) would take {best.timeline.makespan_ms:.1f} ms"
-            f" a step instead of {now_ms:.1f} ms; moving {count} layers is {size / 1e6:.1f} MB with the"
+            f" a step instead of {now_ms:.1f} ms; moving {layers_} is {size / 1e6:.1f} MB with the"
             f" optimizer's state, about {cost_ms:.0f} ms, and pays back after"
             f" {max(1, round(cost_ms / gain_ms))} steps: --adapt does it"
         )

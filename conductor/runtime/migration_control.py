@@ -115,7 +115,7 @@ class MigrationControl:
         lendings: of this rank's stages, where their modules can move work.
         variation: what times vary like.
         min_gain: share of a step that migration must save.
-        persistent: a rank that is slow for so many steps lends out columns of its MLPs, too.
+        persistent: a rank that is slow for so many steps lends out columns of its MLPs, too; None is never.
         lender_share: columns of an MLP that each of two lenders holds then.
         mlp_share: of a stage's time that its MLPs take.
         only_weights: heads are all that moves in F and I, and messages cost what the model says, as on
@@ -139,7 +139,7 @@ class MigrationControl:
         lendings: Mapping[int, Lending] | None = None,
         variation: Variation = EXPECTED,
         min_gain: float = 0.02,
-        persistent: int = 10,
+        persistent: int | None = 10,
         lender_share: float = 0.5,
         mlp_share: float = 0.66,
         only_weights: bool = True,
@@ -267,7 +267,8 @@ class MigrationControl:
             state.slow_steps = 0
             return None
         state.slow_steps += 1
-        if state.slow_steps < self._persistent or self._steps < state.retry:
+        persistent = self._persistent
+        if persistent is None or state.slow_steps < persistent or self._steps < state.retry:
             return None
         state.slow_steps = 0
         lenders = [r for r in np.argsort(work, kind="stable").tolist() if r != rank][:2]

@@ -63,6 +63,7 @@ class TrainSettings:
         replan_in_background: see `Controller`.
         timeout_s: see `ConductorSchedule`.
         migrate: what moves between ranks during a step, and what it costs; None moves nothing.
+        slices: a rank that stays slow lends out columns of its MLPs, too.
         lender_bytes: most that a rank may hold of others then; None is what the plan needs.
         save: folder to write a checkpoint to at the end.
         resume: folder of a checkpoint to go on from.
@@ -81,6 +82,7 @@ class TrainSettings:
     replan_in_background: bool = True
     timeout_s: float = 120.0
     migrate: SimpleModel | None = None
+    slices: bool = True
     lender_bytes: int | None = None
     save: Path | None = None
     resume: Path | None = None
@@ -94,7 +96,7 @@ class StepRecord:
         step: from 0.
         loss: mean over the micro-batches, before the step.
         time_ms: from the first start of an action to the last end, over all ranks.
-        bubble_ratio: measured.
+        bubble_ratio: measured; a rank that helps others is not idle.
         plan: name of the plan in force.
         migration: what moved; None where nothing may.
     """
@@ -167,6 +169,7 @@ class Training:
             self.migration = MigrationControl(
                 self._schedule, spec, model=settings.migrate, lendings=self._lendings,
                 only_weights=settings.pace is not None, lender_bytes=settings.lender_bytes,
+                persistent=10 if settings.slices else None,
             )  # fmt: skip
         self.controller = settings.replan and Controller(
             self._schedule,
@@ -208,7 +211,7 @@ class Training:
             step=self.num_steps,
             loss=broadcast(float(np.mean(losses)) if losses else None, plan.stage_ranks[-1]),
             time_ms=times.makespan_ms,
-            bubble_ratio=times.bubble_ratio,
+            bubble_ratio=self._bubble_ratio(times),
             plan=plan.name,
             migration=moved,
         )
@@ -216,6 +219,13 @@ class Training:
         if self.controller:
             self.controller.after_step()
         return record, times
+
+    def _bubble_ratio(self, times: Timeline) -> float:
+        helps = None if self.migration is None else self.migration.helps
+        if helps is None:
+            return times.bubble_ratio
+        busy_ms = times.busy_ms.sum() + (helps.end_ms - helps.start_ms).sum()
+        return 1.0 - float(busy_ms) / (times.program.num_ranks * times.makespan_ms)
 
     @property
     def plan(self) -> Schedule:

@@ -51,7 +51,8 @@ class Promise:
         ready_ns: not before then.
         free_ns: when it was asked for, where the lender was free; else 0.
         posts: requests that wait, with the bytes that they and their replies take.
-        num_bytes: of these and of the one in progress.
+        num_bytes: of these, of the one in progress and of the last one done.
+        done_bytes: of the last one done.
         is_ended: no more requests follow.
         is_settled: the action asks nobody else any more.
         is_cancelled: the borrower has given it up.
@@ -65,6 +66,7 @@ class Promise:
     free_ns: int
     posts: deque[tuple[Request, int]] = field(default_factory=deque)
     num_bytes: int = 0
+    done_bytes: int = 0
     is_ended: bool = False
     is_settled: bool = False
     is_cancelled: bool = False

@@ -106,6 +106,9 @@ class Lender:
             request = Request.from_numbers(packet.numbers[1:19], packet.tensors)
             shapes = (shape for each in reply_shapes(request) for shape in each)
             size = request.num_bytes + sum(prod(shape) * dtype.itemsize for shape, dtype in shapes)
+            # Who posts again has taken what it was given before.
+            self._let_go(promise, promise.done_bytes)
+            promise.done_bytes = 0
             if self._hold(promise, size):
                 promise.posts.append((request, size))
             else:
@@ -143,7 +146,7 @@ class Lender:
         if station.is_emulated:
             busy_ns = station.busy_ns(promise.action, promise.parts, realised=True)
             until_ns = max(begin_ns, promise.ready_ns) + busy_ns
-        end_ns, size = begin_ns, 0
+        end_ns = begin_ns
         while True:
             with station.changed:
                 now = clock()
@@ -157,12 +160,11 @@ class Lender:
                         break
                     station.changed.wait((left_ns if left_ns > 0 else give_up_ns - now) / 1e9)
                     continue
-                # Who posts again has taken what it was given before.
-                self._let_go(promise, size)
                 request, size = promise.posts.popleft()
             reply = self._slices.serve(promise.borrower, request)
             with station.changed:
                 self.measure()
+                promise.done_bytes += size
             if reply is None:
                 self._reply(promise, request.serial, 0, None)
                 continue

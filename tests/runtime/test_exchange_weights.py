@@ -1,5 +1,7 @@
 """Slices of weights at lenders: their gradients come back once a step, and memory stays within the plan."""
 
+import os
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -16,7 +18,7 @@ from tests.runtime.networks import LENGTH, ROWS
 from tests.runtime.ranks import run_ranks
 from tests.runtime.test_exchange import spec_of
 
-STEPS = 4
+STEPS, TIMEOUT_S = 4, 10.0
 TOKENS = ROWS * LENGTH * 4
 """Of a micro-batch, times the bytes of a number."""
 
@@ -34,7 +36,15 @@ class Even:
         return {}
 
 
-def train(rank, ranks, limit_bytes):
+def die(*args):
+    os._exit(9)
+
+
+def say_nothing(*args):
+    """In place of `Slices.give_back`."""
+
+
+def train(rank, ranks, limit_bytes, gives_back=None):
     """Steps of an optimizer: the errors of each, W that moved and came back, bytes planned and held."""
     slow = {"backward_weight_ms": (90.0, *[15.0] * (ranks - 1))}
     spec = spec_of(ranks, 2 * ranks, forward_ms=15.0, backward_input_ms=15.0, **slow)
@@ -47,11 +57,13 @@ def train(rank, ranks, limit_bytes):
     latest = latest_starts(prepare(spec, plan, model=MODEL, rules=EAGER))
     rules = EAGER.with_(max_lenders=1, latest_start_ms=latest, delay_share=0.75)
     schedule, stages = moving_schedule(
-        rank, net, plan, spec, rules=rules, held=held, pace=Even(spec)
+        rank, net, plan, spec, rules=rules, held=held, pace=Even(spec), timeout_s=TIMEOUT_S
     )
     exchange = schedule.exchange
     units = exchange._borrower.units
     exchange.set_migration(exchange.migration, units.lendings, units, limit_bytes)
+    if rank == 1 and gives_back is not None:
+        Slices.give_back = gives_back
     errors, moved, returned, peak = [], 0, 0, 0
     for seed in range(STEPS):
         errors.append(one_step(schedule, stages, net, seed)[0])
@@ -97,6 +109,15 @@ def test_a_lender_without_room_holds_nothing_and_refuses():
         assert errors
         assert moved + returned == 0
         assert peak <= 64
+
+
+@pytest.mark.parametrize("gives_back", [die, say_nothing])
+def test_sums_that_do_not_come_back_end_the_step_on_every_rank(gives_back):
+    start = time.monotonic()
+    results = run_ranks(train, 2, 2, None, gives_back, may_die=[1] if gives_back is die else [])
+    assert time.monotonic() - start < 5 * TIMEOUT_S
+    assert str(results[0]).startswith("RankError: rank"), results
+    assert gives_back is die or str(results[1]).startswith("RankError: rank"), results
 
 
 def test_a_weight_gradient_after_its_sum_has_been_given_back_is_refused():

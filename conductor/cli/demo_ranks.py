@@ -56,7 +56,7 @@ EXPERIMENTS = (
         heading="The same ranks, one of them 1.5 times as slow: the others do a part of its work",
         runs=(
             ("slow rank, nothing moves", _SLOW),
-            ("slow rank, heads move", (*_SLOW, "--migrate")),
+            ("slow rank, heads move", (*_SLOW, "--migrate", "--only-heads")),
         ),
         varies=False,
     ),

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from math import prod
 
 import numpy as np
 
@@ -15,15 +14,15 @@ from conductor.ir.schedule import FloatArray
 from conductor.migration.execution import Execution, MigrationRules, prepare, run
 from conductor.migration.model import SimpleModel
 from conductor.migration.modules.lending import Lending
-from conductor.migration.modules.request import Piece
 from conductor.migration.plan import MigrationPlan, plan_migration
-from conductor.problem.kind import Kind
 from conductor.problem.spec import PipelineSpec
 from conductor.runtime.collectives import broadcast, gather
 from conductor.runtime.controller import ChangeDetector, with_times
 from conductor.runtime.exchange_help import StepHelps
 from conductor.runtime.exchange_units import Held, Units
 from conductor.runtime.executor import ConductorSchedule
+from conductor.runtime.migration_memory import mlp_messages, placed
+from conductor.runtime.migration_step import MigrationStep, summed_up
 from conductor.runtime.migration_times import (
     action_table,
     by_rank,
@@ -42,37 +41,6 @@ EXPECTED = MarkovStragglers(factor=3.0, p_slow=0.005, p_recover=0.15)
 """What times are taken to vary like: now and then a rank turns slow for some actions."""
 _RECENT = 4
 """Steps whose times make up the profile that predicts the next one."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MigrationStep:
-    """What moved in one step.
-
-    Attributes:
-        is_on: whether work might move.
-        helps: that were done.
-        refused: requests that lenders refused.
-        late: promised helps that the borrowers gave up.
-        bytes: of tensors that moved, there and back.
-        waited_ms: time that actions waited for lenders, all ranks.
-        peak_bytes: most bytes of others that a rank held.
-        planned_bytes: most that the plan has a rank hold.
-        moved_share: work that moved, of all work.
-        weight_helps: those with weight gradients.
-        predicted_ms: the step, simulated before it with the times measured until then; 0 but on rank 0.
-    """
-
-    is_on: bool = False
-    helps: int = 0
-    refused: int = 0
-    late: int = 0
-    bytes: int = 0
-    waited_ms: float = 0.0
-    peak_bytes: int = 0
-    planned_bytes: int = 0
-    moved_share: float = 0.0
-    weight_helps: int = 0
-    predicted_ms: float = 0.0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -182,11 +150,16 @@ class MigrationControl:
             report,
             min(schedule.times.start_ns),
             link_ms(schedule),
-            0.0 if self._only_weights or self._steps else self._mlp_messages(),
+            0.0 if self._only_weights or self._steps else mlp_messages(schedule, self._lendings),
         )
         rows = gather(mine, schedule.group)
         reports = [row[1] for row in rows]
-        self.last = self._sum_up(reports, is_on)
+        self.last = MigrationStep()
+        if is_on:
+            self.last = summed_up(
+                reports, schedule.plan, self.spec, self._model,
+                planned_bytes=self._planned_bytes, predicted_ms=self._state.predicted_ms,
+            )  # fmt: skip
         self.helps = helps_of(reports, min(row[2] for row in rows), self._given.parts)
         self._steps += 1
         self._sizes = self._sizes or [row[4] for row in rows]
@@ -383,67 +356,6 @@ class MigrationControl:
             lendings=self._lendings, parts=self._model.parts, held=order.held,
             only_weights=self._only_weights,
         )  # fmt: skip
-        units, limit_bytes = self._placed(units)
-        exchange.set_migration(prepared, self._lendings, units, limit_bytes)
-
-    def _mlp_messages(self) -> float:
-        """The weights of this rank's MLPs, in messages as large as its activations."""
-        size = sum(
-            tensor.nbytes
-            for lending in self._lendings.values()
-            for index, block in enumerate(lending.blocks)
-            if block.piece is Piece.SLICE and block.units
-            for tensor in lending.slice_weights(index, 0, block.units)
-        )
-        shapes = self._schedule.boundaries.values()
-        return size / max((prod(shape) * dtype.itemsize for shape, dtype in shapes), default=1)
-
-    def _placed(self, units: Units) -> tuple[Units, int]:
-        """The units without lenders that have no room for slices, and what this rank holds of others."""
-        schedule, budget = self._schedule, self._lender_bytes
-        tokens = {
-            stage: prod(shape[:-1]) * dtype.itemsize
-            for stage, (shape, dtype) in schedule.boundaries.items()
-        }
-        weights, message = units.lender_bytes(tokens)
-        if budget is not None:
-            full = {lender for lender, size in weights.items() if size + 2 * message > budget}
-            held = {s: [e for e in each if e[0] not in full] for s, each in units.held.items()}
-            units = replace(units, held=held)
-            weights, message = units.lender_bytes(tokens)
-        rows = gather((weights, message), schedule.group)
-        planned = []
-        for rank in range(len(rows)):
-            others = [row for other, row in enumerate(rows) if other != rank]
-            messages = 2 * max((row[1] for row in others), default=0)
-            size = sum(row[0].get(rank, 0) for row in others) + messages
-            planned.append(size if budget is None else min(size, budget))
+        units, planned = placed(units, schedule, self._lender_bytes)
         self._planned_bytes = max(planned)
-        return units, planned[schedule.rank]
-
-    def _sum_up(self, reports: list[StepHelps], is_on: bool) -> MigrationStep:
-        helps = [help_ for report in reports for help_ in report.helps]
-        outcomes = Counter(help_.outcome for help_ in helps)
-        plan, spec = self._schedule.plan, self.spec
-        durations = spec.duration_ms[plan.kinds, plan.stages]
-        shares = [self._model.share(Kind(int(plan.kinds[h.action]))) * h.parts for h in helps]
-        moved = sum(
-            durations[h.action] * share / self._model.parts
-            for h, share in zip(helps, shares, strict=True)
-            if h.outcome == "done"
-        )
-        return MigrationStep(
-            is_on=is_on,
-            helps=outcomes["done"],
-            refused=outcomes["refused"],
-            late=outcomes["late"],
-            bytes=sum(help_.num_bytes for help_ in helps),
-            waited_ms=sum(report.waited_ns for report in reports) / 1e6,
-            peak_bytes=max(report.peak_bytes for report in reports),
-            planned_bytes=self._planned_bytes if is_on else 0,
-            moved_share=float(moved / durations.sum()),
-            weight_helps=sum(
-                int(plan.kinds[h.action]) == Kind.W for h in helps if h.outcome == "done"
-            ),
-            predicted_ms=self._state.predicted_ms if is_on else 0.0,
-        )
+        exchange.set_migration(prepared, self._lendings, units, planned[schedule.rank])

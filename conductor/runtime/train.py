@@ -35,7 +35,8 @@ from conductor.runtime.gpt import (
     stage_shapes,
 )
 from conductor.runtime.layers import move_layers, with_layers
-from conductor.runtime.migration_control import MigrationControl, MigrationStep
+from conductor.runtime.migration_control import MigrationControl
+from conductor.runtime.migration_step import MigrationStep
 from conductor.runtime.migration_times import link_ms
 from conductor.runtime.pace import Emulation
 from conductor.runtime.policy import Policy

@@ -8,7 +8,7 @@ import pytest
 from conductor.migration.model import SimpleModel
 from conductor.problem.kind import Kind
 from conductor.problem.spec import PipelineSpec
-from conductor.runtime import migration_control
+from conductor.runtime import migration_control, migration_memory
 from conductor.runtime.exchange_help import StepHelps
 from conductor.runtime.migration_control import MigrationControl
 from conductor.schedules.registry import build
@@ -31,7 +31,8 @@ class Ranks:
             plan=PLAN, mode="static", rank=0, num_steps=0, group=None, exchange=self.exchange,
             times=SimpleNamespace(start_ns=[0]), boundaries={}, transfers={},
         )  # fmt: skip
-        monkeypatch.setattr(migration_control, "gather", lambda value, group: [value])
+        for module in (migration_control, migration_memory):
+            monkeypatch.setattr(module, "gather", lambda value, group: [value])
         monkeypatch.setattr(migration_control, "broadcast", lambda value, source, group: value)
         monkeypatch.setattr(migration_control, "action_table", lambda *_: self.table())
         monkeypatch.setattr(migration_control, "link_ms", lambda *_: 0.0)

@@ -171,7 +171,7 @@ class MigrationControl:
             table = profile(measured, start_delays_ms(times, self.helps), self.spec)
             if not self._only_weights and self._steps == 2:
                 # To a rank that waits, as lenders do; a busy one takes messages later.
-                message_ms = min(row[3] for row in rows if row[3] > 0.0)
+                message_ms = min((row[3] for row in rows if row[3] > 0.0), default=0.0)
                 self._given = self._calibrated(message_ms)
                 self._mlp_ms = [size * message_ms for size in self._sizes]
             order = self._decide(table, times.makespan_ms, is_on)

@@ -175,21 +175,24 @@ class Borrower:
         return serial not in self._posted or self._results.get((serial, 0), ()) is None
 
     def _await(self, serial: int, behind: int) -> tuple[Tensor, ...] | None:
-        help_, began_ns, changed = self._posted.get(serial), clock(), self._station.changed
-        with changed:
-            while (serial, behind) not in self._results:
-                if help_ is None or help_.outcome != "promised":
-                    return None
-                left_ns = help_.back_ns - clock()
-                if left_ns <= 0:
-                    self._cancel(help_)
-                    return None
-                changed.wait(left_ns / 1e9)
+        began_ns, key = clock(), (serial, behind)
+        with self._station.changed:
+            self._wait_for(key)
             self._taking_ns += clock() - began_ns
-            result = self._results[serial, behind]
+            result = self._results.get(key)
             if result is not None:
-                del self._results[serial, behind]
+                del self._results[key]
             return result
+
+    def _wait_for(self, key: tuple[int, int]) -> None:
+        """Until a result is there, or its help is over."""
+        help_ = self._posted.get(key[0])
+        while key not in self._results and help_ is not None and help_.outcome == "promised":
+            left_ns = help_.back_ns - clock()
+            if left_ns <= 0:
+                self._cancel(help_)
+            else:
+                self._station.changed.wait(left_ns / 1e9)
 
     # Who is asked.
 

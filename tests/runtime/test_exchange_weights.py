@@ -111,7 +111,7 @@ def test_a_lender_without_room_holds_nothing_and_refuses():
         assert peak <= 64
 
 
-@pytest.mark.parametrize("gives_back", [die, say_nothing])
+@pytest.mark.parametrize("gives_back", [die, pytest.param(say_nothing, marks=pytest.mark.slow)])
 def test_sums_that_do_not_come_back_end_the_step_on_every_rank(gives_back):
     start = time.monotonic()
     results = run_ranks(train, 2, 2, None, gives_back, may_die=[1] if gives_back is die else [])

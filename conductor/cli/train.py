@@ -20,6 +20,7 @@ from conductor.cli.options import (
     chosen_spec,
     chosen_variation,
 )
+from conductor.cli.train_migration import train_both_tiers
 
 if TYPE_CHECKING:
     from conductor.rl.curriculum import Curriculum
@@ -36,6 +37,7 @@ EXAMPLES = (
     "conductor train --resume gpt-like.pt --export gpt-like.npz",
     "conductor train --preset gpt-like --noise 0.3 --from gpt-like.npz --episodes 2000",
     "conductor train --curriculum --save generalist.pt",
+    "conductor train --migration --save both.pt --export both.npz",
 )
 
 
@@ -46,6 +48,13 @@ def train(
         bool,
         typer.Option(
             "--curriculum", help="Train one policy on random pipelines of all sorts, not on a spec."
+        ),
+    ] = False,
+    migration: Annotated[
+        bool,
+        typer.Option(
+            "--migration",
+            help="Train the policy of both tiers (order and lending) on random pipelines.",
         ),
     ] = False,
     noise: NoiseOption = None,
@@ -139,6 +148,20 @@ def train(
         raise UsageError(f"no configuration is named {config!r}; there are {', '.join(CONFIGS)}")
     _check_folder("--save", save)
     _check_folder("--export", export)
+    if migration:
+        if any(option is not None for option in (*given, config, from_file)) or any(
+            (curriculum, from_shipped, clone)
+        ):
+            raise UsageError(
+                "--migration makes its own specs and variation and starts from the package's policy: it goes"
+                " with --episodes, --seed, --save, --resume, --export, --log and --json"
+            )
+        result = train_both_tiers(
+            episodes=episodes, seed=seed or 0, save=save, resume=resume, export=export, log=log
+        )
+        if json:
+            console.print_json(result)
+        return
     with launched(device) as processes:
         if resume is not None:
             training = load_checkpoint(resume, device=processes.device)

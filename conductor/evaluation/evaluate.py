@@ -26,6 +26,7 @@ from conductor.ir.schedule import FloatArray
 from conductor.migration.model import SimpleModel
 from conductor.rl.play import Weights
 from conductor.rl.two_tier import network
+from conductor.rl.two_tier.policy import network as two_tier
 from conductor.rl.weights import SHIPPED
 from conductor.schedules.registry import POOL
 from conductor.simulator.bounds import Bounds, lower_bounds, realised_bound
@@ -104,6 +105,7 @@ def default_schedulers() -> tuple[str, ...]:
         "best+ready-first+migration",
         "joint+migration",
         *(["rl+migration"] if network.SHIPPED.exists() else []),
+        *(["rl+policy+migration"] if two_tier.SHIPPED.exists() else []),
     )
 
 
@@ -221,10 +223,8 @@ def _run(text: str, name: SchedulerName, draws: int, planner: Planner) -> _Run:
     run: Callable[[FloatArray], Outcome]
     how = ""
     if name.migrates and name.schedule == "rl":
-        both = planner.two_tier()
-        schedule = both.schedule
-        learned = both.tier.guesses is not None or both.tier.network is not None
-        how = f", {'learned' if learned else 'planned'} lending"
+        both = planner.two_tier(decides=name.decides)
+        schedule, how = both.schedule, f", {both.tier.name}"
         run = partial(execute_two_tier, spec, both)
     elif name.migrates:
         plan = planner.migration(name)

@@ -4,8 +4,10 @@ A name is a schedule with what is added to it, joined by `+`: `zb-1p`, `best+rea
 `searched+migration`. The schedule is one of `conductor schedules`, `best` (the best of them on planning
 draws), `searched` (local search from all of them on planning draws), `rl` (what the learned planner makes of
 all these, likewise) or, with migration, `joint` (order and migration searched together, likewise). `rl` alone
-is the learned scheduler as a whole: its plan, and the policy deciding during the step; `rl+migration` are
-both learned tiers: the best migration planned for all these, and a network that picks lenders where that pays.
+is the learned scheduler as a whole: its plan, and the policy deciding during the step. `rl+migration` is the
+best migration planned for all these with a network that picks lenders where that pays;
+`rl+policy+migration` are both learned tiers as one policy, which orders actions and picks lenders, where that
+pays.
 """
 
 from __future__ import annotations
@@ -29,8 +31,8 @@ from conductor.rl.instance import Instance
 from conductor.rl.planner import plan_learned
 from conductor.rl.play import Weights
 from conductor.rl.shipped import policy_weights
-from conductor.rl.two_tier import tier
 from conductor.rl.two_tier.plan import TwoTierPlan, plan_two_tier
+from conductor.rl.two_tier.policy.network import TwoTierPolicy
 from conductor.schedules.registry import POOL, SCHEDULES, build
 from conductor.search.improve import improve
 from conductor.simulator.program import Program, encode
@@ -86,7 +88,8 @@ class SchedulerName:
                 f"joint is planned with migration only: joint+migration, not {text!r}"
             )
         decides = "policy" in modifiers or (schedule == "rl" and not modifiers)
-        if len(modifiers) > 1 and (decides or schedule == "rl"):
+        both = schedule == "rl" and modifiers == ["policy", "migration"]
+        if len(modifiers) > 1 and (decides or schedule == "rl") and not both:
             raise InvalidSpecError(
                 f"a policy decides alone: {text!r} adds {' and '.join(modifiers)}"
             )
@@ -179,11 +182,14 @@ class Planner:
             )
         return self._migrating[name]
 
-    def two_tier(self) -> TwoTierPlan:
-        """Both learned tiers, from the best that is planned with migration.
+    def two_tier(self, *, decides: bool = False) -> TwoTierPlan:
+        """The learned lending tier on the best that is planned with migration.
+
+        Args:
+            decides: whether the policy of both tiers is tried as well.
 
         Raises:
-            FormatError: the package has no network of lenders.
+            FormatError: the package has no network of lenders, or no such policy.
         """
         plans = []
         for name in TWO_TIER:
@@ -191,7 +197,7 @@ class Planner:
                 plans.append(self.migration(SchedulerName.parse(f"{name}+migration")))
         return plan_two_tier(
             self.scenario.spec, plans or None, model=self.model, variation=self.scenario.variation,
-            seed=self.seed,
+            policy=TwoTierPolicy.load() if decides else None, seed=self.seed,
         )  # fmt: skip
 
     def policy_execution(self, name: str) -> PolicyExecution:
@@ -279,7 +285,7 @@ def execute_migrating(
 
 def execute_two_tier(spec: PipelineSpec, plan: TwoTierPlan, durations_ms: npt.ArrayLike) -> Outcome:
     """Runs both learned tiers over draws of durations; arguments as of `execute`."""
-    return _migrated(tier.run_draws(plan.prepared(spec), plan.tier, durations_ms))
+    return _migrated(plan.run_draws(durations_ms, spec))
 
 
 def _migrated(draws: MigrationDraws) -> Outcome:

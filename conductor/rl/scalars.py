@@ -5,10 +5,26 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from conductor.errors import MissingExtraError
 from conductor.rl.source import Source
 from conductor.rl.training import Training
+
+
+def summary_writer(folder: str | Path) -> Any:
+    """TensorBoard's writer, on a new file in the folder.
+
+    Raises:
+        MissingExtraError: TensorBoard is not installed.
+    """
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise MissingExtraError(
+            "a log for TensorBoard needs it: pip install 'conductor-pipeline[log]'"
+        ) from None
+    return SummaryWriter(str(folder))
 
 
 class ScalarLog(AbstractContextManager["ScalarLog"]):
@@ -20,13 +36,7 @@ class ScalarLog(AbstractContextManager["ScalarLog"]):
         Raises:
             MissingExtraError: TensorBoard is not installed.
         """
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
-            raise MissingExtraError(
-                "a log for TensorBoard needs it: pip install 'conductor-pipeline[log]'"
-            ) from None
-        self._writer = SummaryWriter(str(folder))
+        self._writer = summary_writer(folder)
 
     def write(self, training: Training[Source]) -> None:
         """The last update's figures, and the held-out score beside the baselines if it is new."""

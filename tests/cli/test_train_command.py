@@ -12,6 +12,7 @@ from conductor.cli import train as command
 from conductor.cli import training_report
 from conductor.cli.app import main
 from conductor.rl.curriculum import Curriculum
+from conductor.rl.two_tier.policy.network import TwoTierPolicy
 from conductor.rl.weights import SHIPPED, load_weights
 
 GPT_LIKE = ("--preset", "gpt-like", "--noise", "0.3", "--config", "paper")
@@ -123,9 +124,24 @@ def test_a_generalist_is_compared_on_new_pipelines(
     assert "4 new pipelines, 5 draws of each" in capsys.readouterr().out
 
 
+@pytest.mark.slow
+def test_the_policy_of_both_tiers_is_trained_and_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    both, policy, log = tmp_path / "both.pt", tmp_path / "both.npz", tmp_path / "log"
+    assert main(["train", "--migration", "--episodes", "64", "--save", str(both), "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert [updates for updates, _ in result["of_planner"]] == [0, 1]
+    again = ("--migration", "--resume", str(both), "--export", str(policy), "--log", str(log))
+    assert main(["train", *again]) == 0
+    assert TwoTierPolicy.load(policy).meta["of_planner"] == result["of_planner"]
+    assert any(log.iterdir())
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        (["--migration", "--preset", "paper"], "--migration makes its own specs"),
         (["--resume", "x.pt", "--seed", "1"], "--resume takes all settings"),
         (["--resume", "x.pt", "--curriculum"], "--resume takes all settings"),
         (["--curriculum", "--preset", "paper"], "--curriculum makes its own specs"),

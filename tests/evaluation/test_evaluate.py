@@ -12,6 +12,7 @@ from conductor.migration.model import SimpleModel
 from conductor.problem.presets import load_preset
 from conductor.rl.two_tier import network
 from conductor.rl.two_tier.network import LendingNetwork
+from conductor.rl.two_tier.policy import network as two_tier
 from conductor.schedules.registry import build
 from conductor.simulator.program import encode
 from conductor.simulator.simulate import simulate
@@ -174,7 +175,8 @@ def test_a_schedule_that_overlaps_is_left_out_for_a_policy():
 
 
 def test_a_policy_decides_alone():
-    for name in ("zb-1p+policy+migration", "rl+ready-first+migration"):
+    assert SchedulerName.parse("rl+policy+migration").decides
+    for name in ("zb-1p+policy+migration", "rl+ready-first+migration", "rl+migration+policy"):
         with pytest.raises(InvalidSpecError, match="a policy decides alone"):
             SchedulerName.parse(name)
 
@@ -182,7 +184,9 @@ def test_a_policy_decides_alone():
 def test_learned_schedulers_are_no_default_without_their_weights(monkeypatch, tmp_path):
     monkeypatch.setattr("conductor.evaluation.evaluate.SHIPPED", tmp_path)  # exists
     monkeypatch.setattr(network, "SHIPPED", tmp_path)
-    assert {"rl", "rl+migration"} <= set(default_schedulers())
+    monkeypatch.setattr(two_tier, "SHIPPED", tmp_path)
+    assert {"rl", "rl+migration", "rl+policy+migration"} <= set(default_schedulers())
     monkeypatch.setattr("conductor.evaluation.evaluate.SHIPPED", tmp_path / "none")
     monkeypatch.setattr(network, "SHIPPED", tmp_path / "none")
-    assert not {"rl", "rl+migration"} & set(default_schedulers())
+    monkeypatch.setattr(two_tier, "SHIPPED", tmp_path / "none")
+    assert not {"rl", "rl+migration", "rl+policy+migration"} & set(default_schedulers())

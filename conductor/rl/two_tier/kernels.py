@@ -21,6 +21,7 @@ from conductor.migration.kernels import (
     HELP,
     IDLE,
     RUN,
+    Rules,
     best_split,
     finish_local,
     fits,
@@ -29,6 +30,18 @@ from conductor.migration.kernels import (
     reset,
     set_event,
     set_free,
+)
+from conductor.rl.two_tier.policy.kernels import (
+    EIGHTHS,
+    MAX_OPTIONS,
+    Desk,
+    Policy,
+    begin_step,
+    choose_option,
+    look,
+    make_desk,
+    next_action,
+    note_end,
 )
 
 NUM_CLUES = 8
@@ -40,8 +53,12 @@ _UNCOUNTED: dict[str, Any] = {
     "cache": True, "error_model": "numpy", "nogil": True, "_nrt": False
 }  # fmt: skip
 _inlined = numba.njit(forceinline=True, **_UNCOUNTED)
-_loop = numba.njit(**_UNCOUNTED)
+_called = numba.njit(**_UNCOUNTED)
 _SMOOTHING = 0.3
+_LATE = 0.5
+"""A message that takes half a mean action longer than planned says that its link is late."""
+_OVERDUE = 3.0
+"""A rank whose next action is so many mean actions later than it was expected at first waits no longer."""
 
 
 class Mind(NamedTuple):
@@ -68,6 +85,13 @@ class Mind(NamedTuple):
     so many times its duration away; below 0 whatever is ready goes."""
     unit_ms: float
     """Mean expected time of an action."""
+    input_lag_ms: np.ndarray
+    """As of `Layout`, as planned: what ranks expect that have heard of no late link."""
+    output_lag_ms: np.ndarray
+    warned: bool
+    """Whether a rank that has heard of a late link lends by rules of its own and the network."""
+    warned_rules: Rules
+    policy: Policy
 
 
 class Memory(NamedTuple):
@@ -93,15 +117,35 @@ class Memory(NamedTuple):
     """float64 (1,): how late the lender just looked at is expected to be for its own next action."""
     ended: np.ndarray
     """int64 (1,): actions that have ended."""
+    clock_ms: np.ndarray
+    """float64 (2,): when the last of them did, and when anything last happened."""
+    warned_ms: np.ndarray
+    """float64 (ranks,): when the first message came, or comes, that was late or tells of a late link."""
+    hope_ms: np.ndarray
+    """float64 (ranks,): when the plan's next action was expected at the earliest."""
+    about_ms: np.ndarray
+    """float64 (ranks, 3): of the candidates, when each is free, how late it is for its own next action, and
+    the time until it must be back."""
+    cap: np.ndarray
+    """int32 (ranks,): parts that the candidates could do."""
+    alone: np.ndarray
+    """int32 (ranks,): parts that each candidate would do if it were the only one."""
+    alone_ms: np.ndarray
+    """float64 (ranks,): how long the action would take then."""
+    desk: Desk
 
 
 @numba.njit(cache=True, nogil=True)
-def make_memory(num_units, num_ranks, num_actions):
+def make_memory(num_units, num_ranks, num_actions, policy):
     """Buffers of `run`."""
     return Memory(
         np.zeros(num_units), np.zeros(num_units), np.zeros(num_ranks), np.zeros(num_ranks),
         np.zeros(NUM_CLUES), np.zeros(NUM_FEATURES), np.zeros(4 * num_actions),
-        np.zeros(num_ranks), np.zeros(num_ranks), np.zeros(1), np.zeros(1, np.int64),
+        np.zeros(num_ranks), np.zeros(num_ranks), np.zeros(1), np.zeros(1, np.int64), np.zeros(2),
+        np.zeros(num_ranks), np.zeros(num_ranks), np.zeros((num_ranks, 3)),
+        np.zeros(num_ranks, np.int32),
+        np.zeros(num_ranks, np.int32), np.zeros(num_ranks),
+        make_desk(policy),
     )  # fmt: skip
 
 
@@ -113,6 +157,9 @@ def forget(memory):
     memory.latest[:] = 0.0
     memory.smooth[:] = 0.0
     memory.ended[0] = 0
+    memory.clock_ms[:] = 0.0
+    memory.warned_ms[:] = np.inf
+    memory.hope_ms[:] = np.inf
 
 
 @_inlined
@@ -205,12 +252,20 @@ def planned(layout, state, rank):
 def expected_start(layout, costs, mind, state, memory, factors, i, now):
     """When an action's inputs are expected to be there, as `conductor.migration.kernels` has it, with
     guesses in the place of expected times."""
-    ready = state.arrival_ms[i]
+    ready = 0.0
+    lags = layout.input_lag_ms
+    if memory.warned_ms[layout.ranks[i]] > now:
+        lags = mind.input_lag_ms
     for slot in range(layout.inputs.shape[1]):
         source = layout.inputs[i, slot]
         if source < 0:
             break
         if state.status[source] == 2:
+            # A message under way is expected as planned, at any moment once it is overdue.
+            come = state.expected_end_ms[source] + layout.input_lag_ms[i, slot]
+            if come > now:
+                come = max(state.expected_end_ms[source] + lags[i, slot], now)
+            ready = max(ready, come)
             continue
         if state.status[source] == 1:
             end = max(state.expected_end_ms[source], now)
@@ -230,19 +285,20 @@ def expected_start(layout, costs, mind, state, memory, factors, i, now):
                     + layout.duration_ms[source]
                     + layout.send_ms[source]
                 )
-        ready = max(ready, end + layout.input_lag_ms[i, slot])
+        ready = max(ready, end + lags[i, slot])
     return ready
 
 
 @_inlined
 def latest_return(layout, costs, rules, mind, state, memory, factors, rank, now, late_ms):
     """The latest time at which a lender must be back for its own next action: for any that it could take, or,
-    with patience, for the plan's next one."""
+    where it keeps to the plan as a rule, for the plan's next one."""
     latest = np.inf
     memory.late_ms[0] = -np.inf
     only = -1
-    if mind.patience >= 0.0 and not layout.static:
-        only = planned(layout, state, rank)
+    if mind.policy.orders or mind.patience >= 0.0:
+        if not layout.static and memory.warned_ms[rank] > now:
+            only = planned(layout, state, rank)
     for stream in range(layout.rank_streams[rank], layout.rank_streams[rank + 1]):
         place = state.heads[stream]
         if place < layout.stream_offsets[stream + 1]:
@@ -263,7 +319,7 @@ def latest_return(layout, costs, rules, mind, state, memory, factors, rank, now,
     return latest
 
 
-@_inlined
+@_called
 def find_lenders(
     layout, costs, rules, mind, state, memory, factors, rank, i, now, whole_ms, enough_ms, saved_ms,
     half_ms, parts, inside, seen,
@@ -298,9 +354,17 @@ def find_lenders(
         state.offset_ms[found] = offset
         state.slope_ms[found] = work + part_ms
         state.cap[found] = parts if span >= work * parts else int(span / work)
+        memory.cap[found] = state.cap[found]
+        memory.about_ms[found, 0] = free
+        memory.about_ms[found, 1] = memory.late_ms[0]
+        memory.about_ms[found, 2] = span
         memory.part_ms[found] = work
         memory.bonus_ms[found] = 0.0
-        if mind.scores:
+        if mind.policy.lends:
+            state.chosen[0] = found
+            memory.alone_ms[found] = best_split(state, 1, whole_ms, saved_ms, parts)
+            memory.alone[found] = state.given[0]
+        elif mind.scores or (mind.warned and memory.warned_ms[rank] <= now):
             state.chosen[0] = found
             time = best_split(state, 1, whole_ms, saved_ms, parts)
             busy = work * state.given[0]
@@ -344,13 +408,18 @@ def network(mind, x):
     return total
 
 
-@_inlined
+@_called
 def decide(
     layout, costs, rules, mind, state, memory, factors, rank, i, now, whole_ms, saved_ms, half_ms, parts,
     inside, seen,
 ):  # fmt: skip
     """Chooses lenders one after another while it pays, as `conductor.migration.kernels` does; what it pays
-    is the time saved and what the network adds."""
+    is the time saved and what the network adds, or what the policy says."""
+    if mind.policy.lends:
+        return decide_by_policy(
+            layout, costs, rules, mind, state, memory, factors, rank, i, now, whole_ms, saved_ms, half_ms,
+            parts, inside, seen,
+        )  # fmt: skip
     room = rules.max_lenders - state.lenders[i]
     best_ms = whole_ms
     count = 0
@@ -388,6 +457,96 @@ def decide(
         state.chosen[count] = chosen
         bonus += memory.bonus_ms[chosen]
         count += 1
+    return best_ms, count
+
+
+@_called
+def decide_by_policy(
+    layout, costs, rules, mind, state, memory, factors, rank, i, now, whole_ms, saved_ms, half_ms, parts,
+    inside, seen,
+):  # fmt: skip
+    """The same by the policy: each lender may be asked for all that it can do, or for some eighths."""
+    policy, desk, unit = mind.policy, memory.desk, mind.unit_ms
+    room = rules.max_lenders - state.lenders[i]
+    best_ms = whole_ms
+    count = 0
+    if room <= 0 or parts <= 0 or saved_ms <= 0.0:
+        return best_ms, count
+    if rules.latest_start_ms[i] - now > rules.patience_ms:
+        return best_ms, count
+    least = rules.least_gain[i] * whole_ms
+    found = find_lenders(
+        layout, costs, rules, mind, state, memory, factors, rank, i, now, whole_ms, whole_ms - least,
+        saved_ms, half_ms, parts, inside, seen,
+    )  # fmt: skip
+    if found:
+        look(policy, desk, rank, i, now)
+    late = now - rules.latest_start_ms[i]
+    eighth = -(-costs.parts // EIGHTHS)
+    while count < room and count < found:
+        options = 1
+        desk.scores[0] = 0.0
+        desk.time_ms[0] = best_ms
+        for f in range(len(desk.options[0])):
+            desk.options[0, f] = 0.0
+        for slot in range(found):
+            taken = False
+            for k in range(count):
+                if state.chosen[k] == slot:
+                    taken = True
+            if taken:
+                continue
+            state.chosen[count] = slot
+            most = np.int64(memory.cap[slot])
+            cap = most
+            while cap > 0 and options < MAX_OPTIONS:
+                state.cap[slot] = cap
+                time = best_split(state, count + 1, whole_ms, saved_ms, parts)
+                given = np.int64(state.given[count])
+                if given and time < best_ms:
+                    gain = best_ms - time
+                    # As if it were the only lender; fewer parts than are best leave their time.
+                    alone = np.int64(min(memory.alone[slot], cap))
+                    alone_ms = memory.alone_ms[slot]
+                    if alone < memory.alone[slot]:
+                        alone_ms = whole_ms - saved_ms * alone
+                    busy = memory.part_ms[slot] * alone
+                    x = desk.options[options]
+                    x[0] = squashed(late / unit)
+                    x[1] = squashed((late - memory.about_ms[slot, 1]) / unit)
+                    x[2] = squashed(memory.about_ms[slot, 0] / unit)
+                    x[3] = squashed((memory.about_ms[slot, 2] - busy) / unit)
+                    x[4] = 1.0 - alone_ms / whole_ms
+                    x[5] = busy / unit
+                    x[6] = alone / costs.parts
+                    x[7] = 1.0 if inside else 0.0
+                    x[8] = whole_ms / unit
+                    x[9] = state.lenders[i]
+                    x[10] = memory.ended[0] / len(layout.ranks)
+                    x[11] = memory.smooth[state.candidates[slot]] - memory.smooth[rank]
+                    x[12] = gain / unit
+                    x[13] = 1.0 if cap < most else 0.0
+                    x[14] = squashed(seen)
+                    x[15] = count
+                    desk.scores[options] = policy.lean * (gain - least) / unit
+                    desk.time_ms[options] = time
+                    desk.slot[options] = slot
+                    desk.cap[options] = cap
+                    options += 1
+                cap = (np.int64(given) - 1) // eighth * eighth if given else np.int64(0)
+            state.cap[slot] = most
+        if options == 1:
+            break
+        option = choose_option(policy, desk, options)
+        if option == 0:
+            break
+        state.chosen[count] = desk.slot[option]
+        state.cap[desk.slot[option]] = desk.cap[option]
+        best_ms = best_split(state, count + 1, whole_ms, saved_ms, parts)
+        count += 1
+        for k in range(count):
+            state.choice[k, 0] = state.candidates[state.chosen[k]]
+            state.choice[k, 1] = state.given[k]
     return best_ms, count
 
 
@@ -473,13 +632,25 @@ def dispatch(layout, costs, mind, state, memory, log, factors, rank, now):
         set_event(state, rank, IDLE, time)
 
 
-@_inlined
+@_called
 def next_start(layout, costs, mind, state, memory, factors, rank, now):
-    """When a rank can start an action, and which (`state.action`); inf if that is not known yet.
+    """When a rank can start an action, and which (`state.action`); inf if that is not known yet. Where the
+    policy says what is next, it is asked when there may be something, with `state.action` -1."""
+    if mind.policy.orders and not layout.static and memory.warned_ms[rank] > now:
+        state.action[rank] = -1
+        return max(memory.desk.s.wake[rank], now)
+    return start_by_rule(layout, costs, mind, state, memory, factors, rank, now)
 
-    A patient rank whose plan's next action is overdue looks again a little later (with `state.action` -1).
+
+@_called
+def start_by_rule(layout, costs, mind, state, memory, factors, rank, now):
+    """The same without a policy.
+
+    A patient rank whose plan's next action is overdue looks again a little later (with `state.action` -1), a
+    few times: ranks that wait for each other must not do so for ever. A rank that knows of a late link, of
+    which no plan knew, takes whatever is ready.
     """
-    patient = mind.patience >= 0.0 and not layout.static
+    patient = mind.patience >= 0.0 and not layout.static and memory.warned_ms[rank] > now
     until, again = np.inf, np.inf
     plan = -1
     if patient:
@@ -487,6 +658,8 @@ def next_start(layout, costs, mind, state, memory, factors, rank, now):
         if plan >= 0 and fits(layout, state, rank, plan):
             until = expected_start(layout, costs, mind, state, memory, factors, plan, now)
             until = max(until, now)
+            memory.hope_ms[rank] = min(memory.hope_ms[rank], until)
+            patient = now <= memory.hope_ms[rank] + _OVERDUE * mind.unit_ms
     best_ms = np.inf
     best = -1
     for stream in range(layout.rank_streams[rank], layout.rank_streams[rank + 1]):
@@ -508,9 +681,17 @@ def next_start(layout, costs, mind, state, memory, factors, rank, now):
 
 
 @_inlined
+def rules_of(rules, mind, memory, log, rank, i):
+    """The rules that an action is done under."""
+    if mind.warned and memory.warned_ms[rank] <= log.start_ms[i]:
+        return mind.warned_rules
+    return rules
+
+
+@_inlined
 def begin(layout, costs, rules, mind, state, memory, log, durations, factors, rank, now):
     """A rank starts its next action and decides who helps."""
-    i = state.action[rank]
+    i = np.int64(state.action[rank])
     guess = guess_own(costs, mind, state, memory, factors, i, rank, mind.near)
     state.heads[layout.stream_of[i]] += 1
     state.status[i] = 1
@@ -522,11 +703,13 @@ def begin(layout, costs, rules, mind, state, memory, log, durations, factors, ra
         ):
             state.cursor[rank] += 1
     log.start_ms[i] = now
+    memory.hope_ms[rank] = np.inf
+    rules = rules_of(rules, mind, memory, log, rank, i)
     movable = costs.movable[i]
     expected, real = layout.duration_ms[i] * guess, durations[i]
     local = real
     time = expected
-    limit = min(rules.most_parts[i], costs.parts)
+    limit = np.int64(min(rules.most_parts[i], costs.parts))
     state.block[rank] = 0
     state.expected_end_ms[i] = now + expected + layout.send_ms[i]
     if movable > 0.0 and limit > 0 and not rules.postpone:
@@ -561,14 +744,15 @@ def begin(layout, costs, rules, mind, state, memory, log, durations, factors, ra
 @_inlined
 def boundary(layout, costs, rules, mind, state, memory, log, factors, rank, now):
     """A block has ended: its elapsed time tells how slow the action is, and lenders are asked again."""
-    i = state.action[rank]
+    i = np.int64(state.action[rank])
+    rules = rules_of(rules, mind, memory, log, rank, i)
     blocks = rules.blocks - state.block[rank]
     state.block[rank] += 1
     # Elapsed over expected time is the same for every block of this action.
     slow = factors[i]
     movable = costs.movable[i]
     left = state.local_ms[rank] * (blocks - 1) / blocks
-    parts = state.local_parts[rank] * (blocks - 1) // blocks
+    parts = np.int64(state.local_parts[rank]) * (blocks - 1) // blocks
     saved = layout.duration_ms[i] * slow * movable / costs.parts
     half = max(log.start_ms[i] + layout.duration_ms[i] * slow * (1.0 - movable) * 0.5 - now, 0.0)
     time, chosen = decide(
@@ -613,10 +797,14 @@ def finish_help(layout, costs, mind, state, memory, log, factors, lender, now):
 @_inlined
 def finish(layout, costs, mind, state, memory, log, factors, rank, now):
     """An action has ended: its outputs go out, idle ranks that waited for them get an event."""
-    i = state.action[rank]
+    i = np.int64(state.action[rank])
     state.status[i] = 2
+    state.expected_end_ms[i] = now
     remember(layout, costs, memory, factors, rank, i)
+    if mind.policy.orders or mind.policy.lends:
+        note_end(mind.policy, memory.desk, rank, i, now, factors[i])
     log.end_ms[i] = now
+    memory.clock_ms[0] = now
     state.memory[rank] -= layout.freed[i]
     for slot in range(layout.outputs.shape[1]):
         target = layout.outputs[i, slot]
@@ -625,41 +813,85 @@ def finish(layout, costs, mind, state, memory, log, factors, rank, now):
         state.missing[target] -= 1
         arrival = now + layout.output_lag_ms[i, slot]
         state.arrival_ms[target] = max(state.arrival_ms[target], arrival)
-        other = layout.ranks[target]
+        other = np.int64(layout.ranks[target])
+        beyond = layout.output_lag_ms[i, slot] - mind.output_lag_ms[i, slot]
+        if memory.warned_ms[rank] <= now or beyond > _LATE * mind.unit_ms:
+            memory.warned_ms[other] = min(memory.warned_ms[other], arrival)
         if other != rank and state.missing[target] == 0 and state.event[other] == IDLE:
             time = next_start(layout, costs, mind, state, memory, factors, other, now)
             set_event(state, other, IDLE, time)
     dispatch(layout, costs, mind, state, memory, log, factors, rank, now)
 
 
-@_loop
-def run(layout, costs, rules, mind, state, memory, log, durations, factors):
-    """One step. Returns the makespan, or inf when ranks wait for each other for ever."""
+@_called
+def begin_run(layout, costs, mind, state, memory, log, factors):
+    """Before the first event."""
     reset(layout, state, log)
     forget(memory)
+    if mind.policy.orders or mind.policy.lends:
+        begin_step(mind.policy, memory.desk)
     for rank in range(len(layout.rank_streams) - 1):
         dispatch(layout, costs, mind, state, memory, log, factors, rank, 0.0)
-    ended = 0
-    makespan = 0.0
-    while True:
-        rank = state.tree[1]
-        now = state.event_ms[rank]
-        if now == np.inf:
-            break
-        event = state.event[rank]
-        if event == IDLE and state.action[rank] < 0:
+
+
+@_called
+def advance(layout, costs, rules, mind, state, memory, log, durations, factors):
+    """Handles the next event. Returns whether there was one."""
+    rank = np.int64(state.tree[1])
+    now = state.event_ms[rank]
+    stalled = now == np.inf
+    if stalled:
+        # All wait: the first rank that has chosen to is asked again, and may not.
+        if not mind.policy.orders or memory.ended[0] == len(layout.ranks):
+            return False
+        rank = np.int64(0)
+        while not memory.desk.s.declined[rank]:
+            rank += 1
+            if rank == len(layout.rank_streams) - 1:
+                return False
+        now = memory.clock_ms[1]
+    memory.clock_ms[1] = now
+    event = state.event[rank]
+    if event == IDLE and state.action[rank] < 0:
+        if not mind.policy.orders or memory.warned_ms[rank] <= now:
             dispatch(layout, costs, mind, state, memory, log, factors, rank, now)
-        elif event == IDLE:
-            begin(layout, costs, rules, mind, state, memory, log, durations, factors, rank, now)
-        elif event == END:
-            ended += 1
-            makespan = now
-            finish(layout, costs, mind, state, memory, log, factors, rank, now)
-        elif event == HELP:
-            finish_help(layout, costs, mind, state, memory, log, factors, rank, now)
-        else:
-            boundary(layout, costs, rules, mind, state, memory, log, factors, rank, now)
-    return makespan if ended == len(layout.ranks) else np.inf
+            return not stalled or state.event_ms[rank] < np.inf
+        again = np.inf
+        lead = -1
+        if mind.patience >= 0.0:
+            again = start_by_rule(layout, costs, mind, state, memory, factors, rank, now)
+            if again <= now:
+                lead = state.action[rank]
+                again = np.inf
+        i = next_action(mind.policy, memory.desk, rank, now, stalled, mind.patience >= 0.0, lead)
+        state.action[rank] = i
+        if i < 0:
+            set_event(state, rank, IDLE, min(memory.desk.s.wake[rank], again))
+            return not stalled or state.event_ms[rank] < np.inf
+    if event == IDLE:
+        begin(layout, costs, rules, mind, state, memory, log, durations, factors, rank, now)
+    elif event == END:
+        finish(layout, costs, mind, state, memory, log, factors, rank, now)
+    elif event == HELP:
+        finish_help(layout, costs, mind, state, memory, log, factors, rank, now)
+    else:
+        boundary(layout, costs, rules, mind, state, memory, log, factors, rank, now)
+    return True
+
+
+@_called
+def run_on(layout, costs, rules, mind, state, memory, log, durations, factors):
+    """The rest of a step. Returns the makespan, or inf when ranks wait for each other for ever."""
+    while advance(layout, costs, rules, mind, state, memory, log, durations, factors):
+        pass
+    return memory.clock_ms[0] if memory.ended[0] == len(layout.ranks) else np.inf
+
+
+@_called
+def run(layout, costs, rules, mind, state, memory, log, durations, factors):
+    """One step. Returns the makespan, or inf when ranks wait for each other for ever."""
+    begin_run(layout, costs, mind, state, memory, log, factors)
+    return run_on(layout, costs, rules, mind, state, memory, log, durations, factors)
 
 
 @numba.njit(cache=True, nogil=True)
@@ -669,7 +901,7 @@ def run_draws(layout, costs, rules, mind, durations, factors, moved, work):
     draws, n = durations.shape
     num_ranks = len(layout.rank_streams) - 1
     state = make_state(n, num_ranks, len(layout.stream_offsets) - 1)
-    memory = make_memory(costs.where.shape[2], num_ranks, n)
+    memory = make_memory(costs.where.shape[2], num_ranks, n, mind.policy)
     log = make_log(n)
     makespans = np.empty(draws)
     for draw in range(draws):

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
 
 from conductor.ir.schedule import FloatArray, Schedule
-from conductor.migration.execution import Execution, MigrationRules, Prepared, prepare
+from conductor.migration.execution import (
+    Execution,
+    MigrationDraws,
+    MigrationRules,
+    Prepared,
+    prepare,
+)
 from conductor.migration.model import SimpleModel
 from conductor.migration.plan import MigrationPlan, plan_migration
 from conductor.problem.spec import PipelineSpec
+from conductor.rl.execution import STAYS
 from conductor.rl.two_tier.guesses import Guesses, fit_guesses
 from conductor.rl.two_tier.network import LendingNetwork
+from conductor.rl.two_tier.policy.network import TwoTierPolicy, runs
 from conductor.rl.two_tier.tier import Tier, run_draws
 from conductor.rl.two_tier.training import FITTING_DRAWS, PATIENCE, generous
 from conductor.simulator.program import Program
@@ -23,6 +32,10 @@ _ACTIONS = 100_000
 """Actions simulated for each candidate, in 64 to 512 draws."""
 _FREE = 0.0005
 """What leave to overtake may cost on planning draws."""
+_STEADFAST = 1e9
+"""Patience of a rank that keeps to the plan."""
+_LATE, _LATE_DRAWS = 3.0, 8
+"""How late a link is imagined to be, in mean actions, and on how many draws."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -60,6 +73,12 @@ class TwoTierPlan:
             execution=self.execution,
         )  # fmt: skip
 
+    def run_draws(
+        self, durations_ms: npt.ArrayLike, spec: PipelineSpec | None = None
+    ) -> MigrationDraws:
+        """Many steps; arguments as of `tier.run_draws` and `prepared`."""
+        return run_draws(self.prepared(spec), self.tier, durations_ms, self.prepared())
+
 
 def plan_two_tier(
     spec: PipelineSpec,
@@ -68,13 +87,17 @@ def plan_two_tier(
     model: SimpleModel | None = None,
     variation: Variation | None = None,
     network: LendingNetwork | None = None,
+    policy: TwoTierPolicy | None = None,
     seed: int = 0,
 ) -> TwoTierPlan:
     """Puts the learned tier on the planner's plans and keeps the best of all on planning draws.
 
     What actions will take is fitted to the variation that planners know. The network is asked with and without
-    a look at an action's pace, in the plan's order and with leave to overtake. The planner's best plan stays
-    unless a candidate is better by more than chance, but for leave to overtake where that costs nothing.
+    a look at an action's pace, in the plan's order and with leave to overtake; the policy, where there is one,
+    in the plan's order and held to it more or less firmly. The planner's best plan stays unless a candidate is
+    better by more than chance. Of equals the one that adapts most is taken: with leave to overtake where that
+    costs nothing, or else only once a late link is known, and then with the network or without it, whichever
+    is better when any one link is late.
 
     Args:
         spec: the problem, or its rank-level profile.
@@ -82,6 +105,7 @@ def plan_two_tier(
         model: what moves and what it costs.
         variation: what realised durations are like.
         network: None is the one that comes with the package.
+        policy: of both tiers; None is to do without.
         seed: of the draws, which are others than those of `plan_migration`.
 
     Raises:
@@ -101,23 +125,65 @@ def plan_two_tier(
             prepared, one.tier, _draws(variation, prepared.program, draws, (seed, 5))
         ).makespan_ms
 
+    def tried(some: Iterable[TwoTierPlan]) -> list[tuple[TwoTierPlan, FloatArray]]:
+        return [(one, value(one)) for one in some]
+
     stays = [_staying(spec, plan, model) for plan in plans]
-    stay, base = min(((one, value(one)) for one in stays), key=_mean)
-    best, found = stay, base
-    if stay.execution == "static" and not stay.schedule.overlaps.any():
-        # Where it costs nothing, leave to overtake is kept for what planners do not know, a late link say.
-        patient = replace(stay, execution="ready-first", tier=Tier(patience=PATIENCE))
-        values = value(patient)
-        if values.mean() <= base.mean() * (1.0 + (_FREE if len(base) > 1 else 1e-9)):
-            best, found = patient, values
-    candidates = (one for plan in stays for one in _candidates(plan, variation, network, (seed, 6)))
-    learned, values = min(
-        ((one, value(one)) for one in candidates), key=_mean, default=(best, found)
-    )
-    gain = found - values
+    best, base = min(tried(stays), key=_mean)
+    found = base
+    candidates = [
+        pair for stay in stays for pair in tried(_candidates(stay, variation, network, (seed, 6)))
+    ]
+    if policy is not None:
+        lent = [
+            pair for stay in stays for pair in tried(_lending(stay, variation, policy, (seed, 6)))
+        ]
+        candidates += lent
+        if lent:
+            candidates += tried(_ordering(min(lent, key=_mean)[0]))
+    learned, values = min(candidates, key=_mean, default=(best, base))
+    gain = base - values
     if gain.mean() > 1.64 * gain.std() / np.sqrt(len(gain)) + 1e-9 * base.mean():
         best, found = learned, values
+    if best.execution == "static" and not best.schedule.overlaps.any():
+        free = found.mean() * (1.0 + (_FREE if len(found) > 1 else 1e-9))
+        for patience in (PATIENCE, _STEADFAST):
+            patient = replace(
+                best, execution="ready-first", tier=replace(best.tier, patience=patience)
+            )
+            values = value(patient)
+            if values.mean() <= free:
+                best, found = patient, values
+                break
+    best = _ready_for_late_links(best, variation, network, (seed, 7))
     return replace(best, plan_ms=float(found.mean()), planner_ms=float(base.mean()))
+
+
+def _ready_for_late_links(
+    plan: TwoTierPlan, variation: Variation, network: LendingNetwork, seed: tuple[int, int]
+) -> TwoTierPlan:
+    """The plan with what is best once a late link is known: its own rules or the network."""
+    links = plan.spec.num_ranks - 1
+    if plan.execution == "static" or not links:
+        return plan
+    learned = replace(
+        plan.tier,
+        warned_rules=generous(plan.rules, postpone=True),
+        warned_network=plan.tier.network or network,
+    )
+    planned = plan.prepared()
+    drawn = _draws(variation, planned.program, _LATE_DRAWS, seed)
+    late_ms = _LATE * float(planned.layout.duration_ms.mean())
+    gain = 0.0
+    for link in range(links):
+        transfer_ms = np.broadcast_to(plan.spec.transfer_ms, links).astype(np.float64)
+        transfer_ms[link] += late_ms
+        prepared = plan.prepared(plan.spec.with_(transfer_ms=tuple(transfer_ms.tolist())))
+        gain += float(
+            run_draws(prepared, plan.tier, drawn, planned).makespan_ms.mean()
+            - run_draws(prepared, learned, drawn, planned).makespan_ms.mean()
+        )
+    return replace(plan, tier=learned) if gain > 0.0 else plan
 
 
 def _mean(one: tuple[TwoTierPlan, FloatArray]) -> float:
@@ -150,6 +216,29 @@ def _candidates(
             for asked, kept in ((network, offered), (None, plain)):
                 tier = Tier(guesses=guesses, network=asked, patience=patience)
                 yield replace(stay, execution=execution, rules=kept, tier=tier)
+
+
+def _lending(
+    stay: TwoTierPlan, variation: Variation, policy: TwoTierPolicy, seed: tuple[int, int]
+) -> Iterator[TwoTierPlan]:
+    """A plan with lenders picked by the policy, where it can run it."""
+    if not stay.prepared().costs.movable.any() or not runs(stay.spec, stay.schedule):
+        return
+    offered = generous(stay.rules, postpone=True)
+    for guesses in dict.fromkeys((None, _fitted(stay, variation, True, seed))):
+        tier = Tier(guesses=guesses, policy=policy, lends=True)
+        yield replace(stay, rules=offered, tier=tier)
+        patient = replace(tier, patience=PATIENCE)
+        yield replace(stay, rules=offered, execution="ready-first", tier=patient)
+
+
+def _ordering(lent: TwoTierPlan) -> Iterator[TwoTierPlan]:
+    """The policy deciding what ranks do next as well, held more or less firmly to a patient rank's choice."""
+    if lent.rules.priority is not None:
+        return  # the plan's order is not the schedule's
+    for stay in STAYS:
+        tier = replace(lent.tier, orders=True, stay=stay, patience=PATIENCE)
+        yield replace(lent, execution="ready-first", tier=tier)
 
 
 def _fitted(

@@ -18,6 +18,7 @@ from conductor.ir.schedule import FloatArray
 from conductor.migration.execution import Execution, MigrationRules, Prepared, prepare
 from conductor.migration.plan import STARTS, plan_migration
 from conductor.problem.spec import PipelineSpec
+from conductor.rl.instance import Instance
 from conductor.rl.random_problem import random_spec, random_variation
 from conductor.rl.two_tier.guesses import fit_guesses
 from conductor.rl.two_tier.network import LendingNetwork
@@ -77,8 +78,10 @@ def generous(rules: MigrationRules, *, postpone: bool) -> MigrationRules:
     )  # fmt: skip
 
 
-def random_lesson(rng: np.random.Generator, ranks: Sequence[int] = range(3, 7)) -> Lesson:
-    """A lesson on a random pipeline, kind of variation and order."""
+def random_lesson(
+    rng: np.random.Generator, ranks: Sequence[int] = range(3, 7), *, policy: bool = False
+) -> Lesson:
+    """A lesson on a random pipeline, kind of variation and order, which a policy can run if it must."""
     while True:
         spec = random_spec(rng, list(ranks))
         variation = random_variation(rng, spec)
@@ -86,7 +89,10 @@ def random_lesson(rng: np.random.Generator, ranks: Sequence[int] = range(3, 7)) 
         postpone, in_order = bool(rng.random() < 0.7), bool(rng.random() < 0.3)
         seed = int(rng.integers(2**31))
         try:
-            return lesson(spec, variation, name, postpone=postpone, in_order=in_order, seed=seed)
+            return lesson(
+                spec, variation, name, postpone=postpone, in_order=in_order and not policy, seed=seed,
+                policy=policy,
+            )  # fmt: skip
         except ConductorError:
             continue
 
@@ -99,6 +105,7 @@ def lesson(
     postpone: bool,
     in_order: bool,
     seed: int,
+    policy: bool = False,
 ) -> Lesson:
     """A lesson on one pipeline.
 
@@ -109,12 +116,17 @@ def lesson(
         postpone: whether lenders are asked at the first block boundary.
         in_order: whether ranks keep to the order.
         seed: of the draws for planning.
+        policy: whether a policy is to run it: full backwards are parted then.
 
     Raises:
         DoesNotFitError: the order does not fit the spec.
+        InvalidScheduleError: no policy can run the order.
     """
+    schedule = build(order, spec)
+    if policy:
+        schedule = Instance.of(spec, schedule).plan
     plan = plan_migration(
-        spec, [build(order, spec)], variation=variation, executions=("static",), draws=8, seed=seed
+        spec, [schedule], variation=variation, executions=("static",), draws=8, seed=seed
     )
     execution: Execution = "static" if in_order or plan.schedule.overlaps.any() else "ready-first"
     rules = generous(plan.rules, postpone=postpone)

@@ -17,6 +17,7 @@ class LearnedReference(Reference):
         self.latest = [0.0] * num_ranks
         self.smooth = [0.0] * num_ranks
         self.ended = 0
+        self.hope = [math.inf] * num_ranks
         self.work = {}  # (action, lender) -> guessed time of a part there
         super().__init__(prepared, durations_ms)
 
@@ -188,13 +189,15 @@ class LearnedReference(Reference):
         until = again = math.inf
         if planned is not None and self._fits(rank, planned):
             until = max(self._expected_start(planned, now), now)
+            self.hope[rank] = min(self.hope[rank], until)
+        overdue = until < math.inf and now > self.hope[rank] + 3.0 * self.mind.unit_ms
         choices = []
         for i in self._heads(rank):
             time = max(now, self.actions[i].arrival_ms)
             if self.actions[i].missing:
                 continue
             wait = self.mind.patience * float(self.layout.duration_ms[i])
-            if i != planned and time + wait > until:
+            if i != planned and time + wait > until and not overdue:
                 again = until + 0.25 * self.mind.unit_ms
                 continue
             choices.append((time, int(self.layout.priority[i]), i))
@@ -207,6 +210,7 @@ class LearnedReference(Reference):
         if i < 0:
             self._dispatch(rank, now)
             return
+        self.hope[rank] = math.inf
         whole = self.layout
         guessed = whole.duration_ms.copy()
         guessed[i] *= self._guess(self.mind.near, i, rank)

@@ -1,0 +1,1 @@
+"""What each choice of a policy of both tiers leads to."""

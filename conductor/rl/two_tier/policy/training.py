@@ -58,7 +58,7 @@ class TwoTierConfig:
         from_network: whether that starts as the package's lending network, not as the planner's rule.
     """
 
-    updates: int = 60
+    updates: int = 30
     lessons: int = 8
     draws: int = 6
     compared: tuple[float, float] = (2.0, 6.0)

@@ -16,7 +16,7 @@ from conductor.migration.modules.convert import migratable
 from conductor.runtime.executor import ConductorSchedule
 from conductor.runtime.gpt import next_token_loss, stage_shapes
 from conductor.runtime.llama import LlamaConfig, llama_stage
-from conductor.runtime.migration_control import MigrationControl
+from conductor.runtime.migration.control import MigrationControl
 from conductor.runtime.pace import Emulation, Straggler
 from conductor.runtime.stage import wrap_stage
 from conductor.runtime.sums_text import ALPHABET, sums_batch

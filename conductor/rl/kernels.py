@@ -516,7 +516,7 @@ def observe(p, s, busy, out):
         out[v, at] = np.log1p(np.float64(forwards - inputs))
         out[v, at + 1] = np.log1p(np.float64(inputs - weights))
         out[v, at + 2] = np.log1p(np.float64(num_microbatches - forwards))
-        out[v, at + 3] = np.log1p(np.float64(s.arrived[stage * 3 + F] - forwards))
+        out[v, at + 3] = np.log1p(np.float64(max(s.arrived[stage * 3 + F] - forwards, 0)))
         out[v, at + 4] = np.log1p(np.float64(max(s.arrived[stage * 3 + I] - inputs, 0)))
         out[v, at + 5] = inputs / num_microbatches
         out[v, at + 6] = np.log1p(np.float64(num_stages - 1 - stage))

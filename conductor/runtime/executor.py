@@ -25,7 +25,7 @@ from conductor.runtime.clocks import clock_offsets_ms, machine, merged
 from conductor.runtime.collectives import barrier, gather
 from conductor.runtime.cuda_links import CudaWatch
 from conductor.runtime.dispatch import Arrival, Dispatcher, RankPlan, rank_plan
-from conductor.runtime.exchange import Exchange
+from conductor.runtime.exchange.exchange import Exchange
 from conductor.runtime.faults import Alarm
 from conductor.runtime.links import Shapes
 from conductor.runtime.order import Order, PlannedOrder, PolicyOrder

@@ -18,7 +18,7 @@ from conductor.problem.kind import Kind
 from conductor.runtime import torch_shim
 from conductor.runtime.cuda_links import CudaWatch
 from conductor.runtime.dispatch import Arrival, Dispatcher, RankPlan
-from conductor.runtime.exchange import Exchange
+from conductor.runtime.exchange.exchange import Exchange
 from conductor.runtime.faults import LOOK_S, Alarm
 from conductor.runtime.links import LinkFailure, Message
 from conductor.runtime.order import Order

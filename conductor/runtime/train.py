@@ -35,9 +35,9 @@ from conductor.runtime.gpt import (
     stage_shapes,
 )
 from conductor.runtime.layers import move_layers, with_layers
-from conductor.runtime.migration_control import MigrationControl
-from conductor.runtime.migration_step import MigrationStep
-from conductor.runtime.migration_times import link_ms
+from conductor.runtime.migration.control import MigrationControl
+from conductor.runtime.migration.step import MigrationStep
+from conductor.runtime.migration.times import link_ms
 from conductor.runtime.pace import Emulation
 from conductor.runtime.policy import Policy
 from conductor.runtime.stage import wrap_stage

@@ -6,7 +6,7 @@ from contextlib import suppress
 from conductor.migration.model import SimpleModel
 from conductor.migration.plan import plan_migration
 from conductor.problem.spec import PipelineSpec
-from conductor.runtime.migration_control import EXPECTED
+from conductor.runtime.migration.control import EXPECTED
 from conductor.schedules.registry import build
 from tests.runtime.moving import moving_schedule, network, one_step
 from tests.runtime.ranks import run_ranks

@@ -10,7 +10,7 @@ from torch import nn
 from conductor.migration.execution import MigrationRules, prepare
 from conductor.migration.model import SimpleModel
 from conductor.migration.modules.convert import migratable
-from conductor.runtime.exchange_units import Units
+from conductor.runtime.exchange.units import Units
 from conductor.runtime.executor import ConductorSchedule
 from conductor.runtime.gpt import GPTBlock, GPTConfig
 from conductor.runtime.stage import wrap_stage

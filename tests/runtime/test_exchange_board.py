@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from conductor.migration.execution import MigrationRules, latest_starts, prepare
 from conductor.migration.model import SimpleModel
 from conductor.migration.reference import Reference
-from conductor.runtime.exchange_board import Board
+from conductor.runtime.exchange.board import Board
 from tests.strategies import durations, problems
 
 

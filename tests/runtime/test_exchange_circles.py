@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from conductor.runtime.exchange_lender import Lender
-from conductor.runtime.exchange_links import Packet, What
+from conductor.runtime.exchange.lender import Lender
+from conductor.runtime.exchange.links import Packet, What
 
 RANKS, EVENTS = 5, 300
 

@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from conductor.runtime.exchange_borrower import Borrower
-from conductor.runtime.exchange_lender import Lender
+from conductor.runtime.exchange.borrower import Borrower
+from conductor.runtime.exchange.lender import Lender
 from conductor.schedules.registry import build
 from tests.runtime.moving import moving_schedule, network, one_step
 from tests.runtime.ranks import run_ranks

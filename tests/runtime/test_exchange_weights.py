@@ -10,8 +10,8 @@ import torch
 from conductor.migration.execution import latest_starts, prepare
 from conductor.migration.modules.request import Piece, Request
 from conductor.problem.kind import Kind
-from conductor.runtime.exchange_links import Packet, What
-from conductor.runtime.exchange_weights import Slices
+from conductor.runtime.exchange.links import Packet, What
+from conductor.runtime.exchange.weights import Slices
 from conductor.schedules.registry import build
 from tests.runtime.moving import EAGER, MODEL, moving_schedule, network, one_step
 from tests.runtime.networks import LENGTH, ROWS

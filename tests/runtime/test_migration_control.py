@@ -8,9 +8,9 @@ import pytest
 from conductor.migration.model import SimpleModel
 from conductor.problem.kind import Kind
 from conductor.problem.spec import PipelineSpec
-from conductor.runtime import migration_control, migration_memory
-from conductor.runtime.exchange_help import StepHelps
-from conductor.runtime.migration_control import MigrationControl
+from conductor.runtime.exchange.help import StepHelps
+from conductor.runtime.migration import control, memory
+from conductor.runtime.migration.control import MigrationControl
 from conductor.schedules.registry import build
 from conductor.simulator.simulate import timeline
 
@@ -31,12 +31,12 @@ class Ranks:
             plan=PLAN, mode="static", rank=0, num_steps=0, group=None, exchange=self.exchange,
             times=SimpleNamespace(start_ns=[0]), boundaries={}, transfers={},
         )  # fmt: skip
-        for module in (migration_control, migration_memory):
+        for module in (control, memory):
             monkeypatch.setattr(module, "gather", lambda value, group: [value])
-        monkeypatch.setattr(migration_control, "broadcast", lambda value, source, group: value)
-        monkeypatch.setattr(migration_control, "action_table", lambda *_: self.table())
-        monkeypatch.setattr(migration_control, "link_ms", lambda *_: 0.0)
-        monkeypatch.setattr(migration_control, "start_delays_ms", lambda *_: np.zeros(4))
+        monkeypatch.setattr(control, "broadcast", lambda value, source, group: value)
+        monkeypatch.setattr(control, "action_table", lambda *_: self.table())
+        monkeypatch.setattr(control, "link_ms", lambda *_: 0.0)
+        monkeypatch.setattr(control, "start_delays_ms", lambda *_: np.zeros(4))
         self.control = MigrationControl(self.schedule, SPEC, model=SimpleModel(parts=16))
         self.rng = np.random.default_rng(0)
 
@@ -56,8 +56,8 @@ class Ranks:
             is_on = self.exchange.migration is not None
             on.append(is_on)
             table = self.table()
-            whole = migration_control.profile(table, np.zeros(4), self.control.spec)
-            spec = migration_control.with_times(self.control.spec, whole)
+            whole = control.profile(table, np.zeros(4), self.control.spec)
+            spec = control.with_times(self.control.spec, whole)
             makespan = timeline(spec, PLAN).makespan_ms * self.rng.uniform(0.99, 1.01)
             makespan *= self.share if is_on else 1.0
             self.schedule.num_steps += 1
@@ -91,11 +91,11 @@ def test_a_rank_that_turns_slow_is_a_new_chance_and_a_lasting_one_lends_columns(
 
 
 def test_slices_are_not_placed_where_lenders_have_no_room(monkeypatch):
-    class Weights(migration_control.Units):
+    class Weights(control.Units):
         def lender_bytes(self, tokens):
             return {lender: 1000 for each in self.held.values() for lender, _ in each}, 10
 
-    monkeypatch.setattr(migration_control, "Units", Weights)
+    monkeypatch.setattr(control, "Units", Weights)
     for budget, lenders in ((1020, 2), (1019, 0)):
         ranks = Ranks(monkeypatch, share=0.8)
         ranks.control._lender_bytes = budget

@@ -11,8 +11,8 @@ from conductor.migration.model import SimpleModel
 from conductor.migration.plan import plan_migration
 from conductor.problem.kind import Kind
 from conductor.problem.spec import PipelineSpec
-from conductor.runtime.exchange_help import Help, StepHelps
-from conductor.runtime.migration_times import action_table, link_ms, profile, start_delays_ms
+from conductor.runtime.exchange.help import Help, StepHelps
+from conductor.runtime.migration.times import action_table, link_ms, profile, start_delays_ms
 from conductor.schedules.registry import build
 from conductor.simulator.simulate import timeline
 from conductor.simulator.timeline import Timeline

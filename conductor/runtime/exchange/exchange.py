@@ -1,11 +1,11 @@
 """The exchange: during a step, ranks ask others to do parts of their actions, and do parts of others'.
 
 A rank that begins an action chooses lenders by the greedy rule of `conductor.migration`, from what the
-others have told, and asks them (`exchange_borrower`). The threads of the links answer at once, also while
+others have told, and asks them (`borrower`). The threads of the links answer at once, also while
 the rank works: yes, if the lender has promised nothing else and comes free in time. A promise is kept
-before the lender's next action of its own, or inside its waits (`exchange_lender`). Nothing is ever owed:
+before the lender's next action of its own, or inside its waits (`lender`). Nothing is ever owed:
 what is refused, cancelled, late or lost the borrower computes itself. Weight gradients that a lender sums
-up come back at the end of the step (`exchange_weights`).
+up come back at the end of the step (`weights`).
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ import torch
 from conductor.ir.schedule import FloatArray
 from conductor.migration.execution import Prepared
 from conductor.migration.modules.lending import Lending
-from conductor.runtime.exchange_borrower import Borrower
-from conductor.runtime.exchange_help import StepHelps
-from conductor.runtime.exchange_lender import Lender
-from conductor.runtime.exchange_links import ExchangeLinks, Packet, What
-from conductor.runtime.exchange_station import Station, clock
-from conductor.runtime.exchange_units import Units
-from conductor.runtime.exchange_weights import Slices
+from conductor.runtime.exchange.borrower import Borrower
+from conductor.runtime.exchange.help import StepHelps
+from conductor.runtime.exchange.lender import Lender
+from conductor.runtime.exchange.links import ExchangeLinks, Packet, What
+from conductor.runtime.exchange.station import Station, clock
+from conductor.runtime.exchange.units import Units
+from conductor.runtime.exchange.weights import Slices
 from conductor.runtime.faults import LOOK_S, Alarm
 from conductor.runtime.links import Inbox
 

@@ -10,11 +10,11 @@ from torch import Tensor
 from conductor.migration.modules.lending import Decision, Lending
 from conductor.migration.modules.request import Request
 from conductor.problem.kind import Kind
-from conductor.runtime.exchange_help import Help
-from conductor.runtime.exchange_links import Packet, What
-from conductor.runtime.exchange_station import VERDICT_S, Station, clock
-from conductor.runtime.exchange_units import Units
-from conductor.runtime.exchange_weights import Slices
+from conductor.runtime.exchange.help import Help
+from conductor.runtime.exchange.links import Packet, What
+from conductor.runtime.exchange.station import VERDICT_S, Station, clock
+from conductor.runtime.exchange.units import Units
+from conductor.runtime.exchange.weights import Slices
 
 _ROUNDS = 3
 """A rank asks again, others, when some have refused."""

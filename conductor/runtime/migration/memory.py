@@ -9,7 +9,7 @@ from math import prod
 from conductor.migration.modules.lending import Lending
 from conductor.migration.modules.request import Piece
 from conductor.runtime.collectives import gather
-from conductor.runtime.exchange_units import Units
+from conductor.runtime.exchange.units import Units
 from conductor.runtime.executor import ConductorSchedule
 
 

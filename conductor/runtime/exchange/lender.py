@@ -7,11 +7,11 @@ from math import prod
 from torch import Tensor
 
 from conductor.migration.modules.request import Request, reply_shapes
-from conductor.runtime.exchange_borrower import Borrower
-from conductor.runtime.exchange_help import Promise
-from conductor.runtime.exchange_links import Packet, What
-from conductor.runtime.exchange_station import VERDICT_S, Station, clock
-from conductor.runtime.exchange_weights import Slices
+from conductor.runtime.exchange.borrower import Borrower
+from conductor.runtime.exchange.help import Promise
+from conductor.runtime.exchange.links import Packet, What
+from conductor.runtime.exchange.station import VERDICT_S, Station, clock
+from conductor.runtime.exchange.weights import Slices
 
 
 class Lender:

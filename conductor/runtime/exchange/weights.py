@@ -12,9 +12,9 @@ from conductor.migration.modules.lending import Lending
 from conductor.migration.modules.request import Reply, Request
 from conductor.migration.modules.serve import Returned, SliceStore, serve
 from conductor.problem.kind import Kind
-from conductor.runtime.exchange_links import Packet, What
-from conductor.runtime.exchange_station import Station
-from conductor.runtime.exchange_units import Units
+from conductor.runtime.exchange.links import Packet, What
+from conductor.runtime.exchange.station import Station
+from conductor.runtime.exchange.units import Units
 from conductor.runtime.faults import LOOK_S, Alarm
 
 

@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 from conductor.ir.schedule import FloatArray
 from conductor.migration.execution import Prepared
-from conductor.runtime.exchange_board import Board
-from conductor.runtime.exchange_help import Promise, StepHelps
-from conductor.runtime.exchange_links import ExchangeLinks, Packet, What
+from conductor.runtime.exchange.board import Board
+from conductor.runtime.exchange.help import Promise, StepHelps
+from conductor.runtime.exchange.links import ExchangeLinks, Packet, What
 from conductor.runtime.links import Inbox
 
 clock = time.perf_counter_ns

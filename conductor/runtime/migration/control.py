@@ -18,12 +18,12 @@ from conductor.migration.plan import MigrationPlan, plan_migration
 from conductor.problem.spec import PipelineSpec
 from conductor.runtime.collectives import broadcast, gather
 from conductor.runtime.controller import ChangeDetector, with_times
-from conductor.runtime.exchange_help import StepHelps
-from conductor.runtime.exchange_units import Held, Units
+from conductor.runtime.exchange.help import StepHelps
+from conductor.runtime.exchange.units import Held, Units
 from conductor.runtime.executor import ConductorSchedule
-from conductor.runtime.migration_memory import mlp_messages, placed
-from conductor.runtime.migration_step import MigrationStep, summed_up
-from conductor.runtime.migration_times import (
+from conductor.runtime.migration.memory import mlp_messages, placed
+from conductor.runtime.migration.step import MigrationStep, summed_up
+from conductor.runtime.migration.times import (
     action_table,
     by_rank,
     helps_of,

@@ -8,7 +8,7 @@ from conductor.ir.helps import Helps
 from conductor.ir.schedule import FloatArray
 from conductor.problem.kind import Kind
 from conductor.problem.spec import PipelineSpec
-from conductor.runtime.exchange_help import StepHelps
+from conductor.runtime.exchange.help import StepHelps
 from conductor.runtime.executor import ConductorSchedule
 from conductor.simulator.timeline import Timeline
 

@@ -10,7 +10,7 @@ from conductor.ir.schedule import Schedule
 from conductor.migration.model import SimpleModel
 from conductor.problem.kind import Kind
 from conductor.problem.spec import PipelineSpec
-from conductor.runtime.exchange_help import StepHelps
+from conductor.runtime.exchange.help import StepHelps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,6 +13,7 @@ have ended; the one exception is `potential`, the training reward, which no poli
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 import numba
@@ -36,13 +37,14 @@ F before W, the first action of the plan that could start."""
 _SMOOTHING = 0.3
 
 
-def counting_nothing(function):
+def counting_nothing(function, **options):
     """Compiles without reference counts, for functions that allocate nothing.
 
     Each call passes some forty arrays inside `p` and `s`; counting them in and out takes ten times longer
-    than what these functions do.
+    than what these functions do. They may call only their like: Numba would compile any other without counts,
+    too, which fails where it assigns a slice.
     """
-    compiler = numba.njit(cache=True, nogil=True, _nrt=False)  # type: ignore[call-overload]  # private
+    compiler = numba.njit(cache=True, nogil=True, _nrt=False, **options)  # type: ignore[call-overload]  # private
     return compiler(function)
 
 
@@ -187,7 +189,7 @@ def plan_times(p, busy):
     return start, ready, latest_end - busy
 
 
-@numba.njit(cache=True, nogil=True)
+@counting_nothing
 def clear(p, s):
     """Where nothing has started and nobody is to be asked."""
     s.cursor[:] = 0
@@ -205,7 +207,8 @@ def clear(p, s):
     s.counts[LEFT] = len(p.ranks)
     s.work[:] = 0.0
     s.rest[:] = 0
-    s.plan_cursor[:] = p.rank_offsets[:-1]
+    for rank in range(len(p.limits)):
+        s.plan_cursor[rank] = p.rank_offsets[rank]
     for stream in range(len(p.actions)):
         s.ready[stream] = ready_time(p, s.ends, p.actions[stream, 0])
     leaves = len(s.wake)
@@ -548,11 +551,11 @@ def message_ratio(p, s, busy, stage, kind):
     return 1.0
 
 
-@numba.njit(cache=True, nogil=True, fastmath={"contract", "nsz"})
+@partial(counting_nothing, fastmath={"contract", "nsz"})
 def layer(x, weight, bias, out):
     """One linear layer, float32: `weight` has a row an input, so that the inner loop runs on vectors and
     inputs that ReLU has put to zero cost nothing."""
-    out[:] = bias
+    copy(bias, out)
     for i in range(len(x)):
         value = x[i]
         if value != 0.0:
@@ -560,7 +563,7 @@ def layer(x, weight, bias, out):
                 out[j] += value * weight[i, j]
 
 
-@numba.njit(cache=True, nogil=True)
+@counting_nothing
 def network(weights, observation, num_local, hidden, other, row, logits):
     """The policy network on one observation: a logit for each slot, the wait's last (the mean over the
     rank's stages)."""
@@ -574,7 +577,8 @@ def network(weights, observation, num_local, hidden, other, row, logits):
         for j in range(len(other)):
             other[j] = max(other[j], np.float32(0.0))
         layer(other, weights[4], weights[5][0], row)
-        logits[3 * v : 3 * v + 3] = row[:3]
+        for kind in range(3):
+            logits[3 * v + kind] = row[kind]
         logits[wait] += row[3] / np.float32(num_local)
 
 

@@ -26,6 +26,7 @@ from conductor.rl.kernels import (
     chosen,
     clear,
     copy,
+    counting_nothing,
     layer,
     network,
     new_states,
@@ -147,7 +148,7 @@ def make_desk(policy):
     )
 
 
-@numba.njit(cache=True, nogil=True)
+@counting_nothing
 def begin_step(policy, desk):
     """Before the first action."""
     clear(policy.p, desk.s)
@@ -157,7 +158,7 @@ def begin_step(policy, desk):
     desk.sample[1] = 0
 
 
-@numba.njit(cache=True, nogil=True)
+@counting_nothing
 def note_end(policy, desk, rank, i, now, factor):
     """Action i has ended now; `factor` is its realised over expected time, had nobody helped."""
     p, s = policy.p, desk.s
@@ -173,7 +174,7 @@ def note_end(policy, desk, rank, i, now, factor):
         s.spread[rank] = spread + _SMOOTHING * (abs(factor - 1.0) - spread)
 
 
-@numba.njit(cache=True, nogil=True)
+@counting_nothing
 def next_action(policy, desk, rank, now, timed_out, led, lead):
     """The action that a rank is to start now, -1 to wait; `conductor.rl.kernels.decide_locally` with a
     decision that may be forced or sampled. It is held to the plan or, if `led`, to the action `lead` (-1: to
@@ -211,14 +212,14 @@ def next_action(policy, desk, rank, now, timed_out, led, lead):
     return chosen(p, s, pick(desk.logits, s.counts[CHOICES], luck(desk)))
 
 
-@numba.njit(cache=True, nogil=True)
+@counting_nothing
 def keep(desk):
     """The observation of the forced decision outlives the next one."""
     for v in range(len(desk.kept)):
         copy(desk.observation[v], desk.kept[v])
 
 
-@numba.njit(cache=True, nogil=True)
+@counting_nothing
 def luck(desk):
     """A number in [0, 1) for a sampled decision, -1 for the best."""
     if desk.sample[0] == 0:
@@ -227,7 +228,7 @@ def luck(desk):
     return uniform(desk.sample[0], np.int64(desk.sample[1]))
 
 
-@numba.njit(cache=True, nogil=True)
+@counting_nothing
 def look(policy, desk, rank, i, now):
     """The borrower's part of the lending head's first layer, before its options are known."""
     p, s = policy.p, desk.s
@@ -246,7 +247,7 @@ def look(policy, desk, rank, i, now):
     layer(desk.other, policy.from_trunk, policy.bias, desk.context)
 
 
-@numba.njit(cache=True, nogil=True)
+@counting_nothing
 def choose_option(policy, desk, count):
     """The option of a lending decision to take, by its features and the scores without the network."""
     forced = desk.forced[KIND] == LEND

@@ -717,7 +717,7 @@ def begin(layout, costs, rules, mind, state, memory, log, durations, factors, ra
         saved = expected * movable / costs.parts
         time, chosen = decide(
             layout, costs, rules, mind, state, memory, factors, rank, i, now, expected, saved, half,
-            limit, False, 0.0,
+            limit, state.block[rank] > 0, 0.0,
         )  # fmt: skip
         if chosen:
             moved = lend(
@@ -756,8 +756,8 @@ def boundary(layout, costs, rules, mind, state, memory, log, factors, rank, now)
     saved = layout.duration_ms[i] * slow * movable / costs.parts
     half = max(log.start_ms[i] + layout.duration_ms[i] * slow * (1.0 - movable) * 0.5 - now, 0.0)
     time, chosen = decide(
-        layout, costs, rules, mind, state, memory, factors, rank, i, now, left, saved, half, parts, True,
-        slow - 1.0,
+        layout, costs, rules, mind, state, memory, factors, rank, i, now, left, saved, half, parts,
+        state.block[rank] > 0, slow - 1.0,
     )  # fmt: skip
     if chosen:
         moved = lend(

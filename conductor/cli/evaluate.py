@@ -37,7 +37,8 @@ def evaluate(
             metavar="NAMES",
             help="Schedulers, separated by commas: SCHEDULE[+ready-first|+policy][+migration], where SCHEDULE"
             " is one of `conductor schedules`, best or searched; joint+migration. rl alone is the learned"
-            " scheduler as a whole. Default: all.",
+            " scheduler as a whole, rl+migration lends as well; rl+policy+migration, one policy for both,"
+            " is planned for minutes. Default: all but that.",
         ),
     ] = None,
     draws: Annotated[int, typer.Option(metavar="N", min=2, help="Fresh paired draws.")] = 1000,

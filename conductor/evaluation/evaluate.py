@@ -26,7 +26,6 @@ from conductor.ir.schedule import FloatArray
 from conductor.migration.model import SimpleModel
 from conductor.rl.play import Weights
 from conductor.rl.two_tier import network
-from conductor.rl.two_tier.policy import network as two_tier
 from conductor.rl.weights import SHIPPED
 from conductor.schedules.registry import POOL
 from conductor.simulator.bounds import Bounds, lower_bounds, realised_bound
@@ -95,7 +94,7 @@ class ScenarioResult:
 
 def default_schedulers() -> tuple[str, ...]:
     """Every schedule, the best and the searched one, alone and with what can be added; the learned ones where
-    the package has their weights."""
+    the package has their weights. `rl+policy+migration` is planned for minutes, and only if asked for."""
     names = (*POOL, "searched")
     return (
         *names,
@@ -105,7 +104,6 @@ def default_schedulers() -> tuple[str, ...]:
         "best+ready-first+migration",
         "joint+migration",
         *(["rl+migration"] if network.SHIPPED.exists() else []),
-        *(["rl+policy+migration"] if two_tier.SHIPPED.exists() else []),
     )
 
 

@@ -12,7 +12,6 @@ from conductor.migration.model import SimpleModel
 from conductor.problem.presets import load_preset
 from conductor.rl.two_tier import network
 from conductor.rl.two_tier.network import LendingNetwork
-from conductor.rl.two_tier.policy import network as two_tier
 from conductor.schedules.registry import build
 from conductor.simulator.program import encode
 from conductor.simulator.simulate import simulate
@@ -184,9 +183,7 @@ def test_a_policy_decides_alone():
 def test_learned_schedulers_are_no_default_without_their_weights(monkeypatch, tmp_path):
     monkeypatch.setattr("conductor.evaluation.evaluate.SHIPPED", tmp_path)  # exists
     monkeypatch.setattr(network, "SHIPPED", tmp_path)
-    monkeypatch.setattr(two_tier, "SHIPPED", tmp_path)
-    assert {"rl", "rl+migration", "rl+policy+migration"} <= set(default_schedulers())
+    assert {"rl", "rl+migration"} <= set(default_schedulers())
     monkeypatch.setattr("conductor.evaluation.evaluate.SHIPPED", tmp_path / "none")
     monkeypatch.setattr(network, "SHIPPED", tmp_path / "none")
-    monkeypatch.setattr(two_tier, "SHIPPED", tmp_path / "none")
-    assert not {"rl", "rl+migration", "rl+policy+migration"} & set(default_schedulers())
+    assert not {"rl", "rl+migration"} & set(default_schedulers())

@@ -13,6 +13,8 @@ from conductor.rl.two_tier.tier import run_draws
 from conductor.schedules.registry import build
 from conductor.variation import MicrobatchFactor, NoVariation, UniformNoise
 
+pytestmark = pytest.mark.slow  # the loop of both tiers compiles for minutes
+
 SPEC = equal_ranks(3, 5, 3.0)
 
 
@@ -45,7 +47,6 @@ def test_the_same_seed_gives_the_same_plan():
     assert (first.plan_ms, first.tier.patience) == (second.plan_ms, second.tier.patience)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("name", "draws"), [("markov-stragglers", 500), ("variable-length", 60)])
 def test_gains_at_least_a_percent_on_fresh_draws(name, draws):
     """Where the planner is blind: ranks that turn slow, and micro-batches whose length tells."""

@@ -16,6 +16,8 @@ from tests.migration.test_reference import MODELS, RULES, prepared_problem
 from tests.rl.two_tier.reference import LearnedReference
 from tests.strategies import durations, problems
 
+pytestmark = pytest.mark.slow  # the loop of both tiers compiles for minutes
+
 RUNS = {
     "problem": problems(max_ranks=5, max_microbatches=5),
     "model": MODELS,

@@ -22,6 +22,8 @@ from conductor.variation import (
     UniformNoise,
 )
 
+pytestmark = pytest.mark.slow  # the loop of both tiers compiles for minutes
+
 SPEC = equal_ranks(3, 5, 3.0)
 STRAGGLERS = Product((UniformNoise(0.1), MarkovStragglers()))
 

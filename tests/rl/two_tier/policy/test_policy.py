@@ -22,6 +22,8 @@ from tests.migration.test_reference import MODELS
 from tests.rl.two_tier.test_tier import LEARNED_RULES, helps
 from tests.strategies import durations, problems
 
+pytestmark = pytest.mark.slow  # the loop of both tiers compiles for minutes
+
 RUNS = {
     "problem": problems(max_ranks=4, max_microbatches=5),
     "model": MODELS,

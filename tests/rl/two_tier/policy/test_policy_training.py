@@ -22,6 +22,8 @@ from conductor.rl.two_tier.tier import Tier, run_draws
 from tests.rl.two_tier.policy.test_policy import random_policy
 from tests.rl.two_tier.test_training import STRAGGLERS, a_lesson
 
+pytestmark = pytest.mark.slow  # the loop of both tiers compiles for minutes
+
 SMALL = TwoTierConfig(
     updates=2,
     lessons=2,
@@ -116,7 +118,6 @@ def test_other_files_are_named(tmp_path):
         load_two_tier_training(tmp_path / "missing.pt", random_policy(1).weights)
 
 
-@pytest.mark.slow
 def test_comparisons_teach_the_rule_to_choose_among_more_lenders(start):
     config = replace(SMALL, updates=12, draws=8, compared=(2.0, 12.0), epochs=4, from_network=False)
     training = new_two_tier_training(random_policy(1).weights, config, seed=0)

@@ -129,7 +129,7 @@ def test_the_policy_of_both_tiers_is_trained_and_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     both, policy, log = tmp_path / "both.pt", tmp_path / "both.npz", tmp_path / "log"
-    assert main(["train", "--migration", "--episodes", "64", "--save", str(both), "--json"]) == 0
+    assert main(["train", "--migration", "--episodes", "48", "--save", str(both), "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert [updates for updates, _ in result["of_planner"]] == [0, 1]
     again = ("--migration", "--resume", str(both), "--export", str(policy), "--log", str(log))

@@ -528,7 +528,8 @@ def decide_by_policy(
                     x[13] = 1.0 if cap < most else 0.0
                     x[14] = squashed(seen)
                     x[15] = count
-                    desk.scores[options] = policy.lean * (gain - least) / unit
+                    # In this order of operations the rule's `time <= enough` to the last bit.
+                    desk.scores[options] = policy.lean * (best_ms - least - time) / unit
                     desk.time_ms[options] = time
                     desk.slot[options] = slot
                     desk.cap[options] = cap

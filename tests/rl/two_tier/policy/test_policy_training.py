@@ -1,7 +1,5 @@
 """Training of the policy of both tiers: what comparisons tell, and a file from which it goes on exactly."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
@@ -116,11 +114,3 @@ def test_other_files_are_named(tmp_path):
         load_two_tier_training(path, random_policy(1).weights)
     with pytest.raises(FormatError, match="cannot read"):
         load_two_tier_training(tmp_path / "missing.pt", random_policy(1).weights)
-
-
-def test_comparisons_teach_the_rule_to_choose_among_more_lenders(start):
-    config = replace(SMALL, updates=12, draws=8, compared=(2.0, 12.0), epochs=4, from_network=False)
-    training = new_two_tier_training(random_policy(1).weights, config, seed=0)
-    train_two_tier(training)
-    first, best = training.history[0][1], training.best_ratio
-    assert best < first - 0.003

@@ -44,14 +44,21 @@ def save_checkpoint(training: Training[Source], path: str | Path) -> None:
         "best_score": training.best_score,
         "history": training.history,
     }
+    write_state(state, path)
+
+
+def write_state(state: dict[str, Any], path: str | Path) -> None:
+    """Writes the state of a training, whole or not at all."""
     path = Path(path)
     partial = path.with_name(path.name + ".partial")
     torch.save(state, partial)
     os.replace(partial, path)
 
 
-def load_checkpoint(path: str | Path, *, device: str = "cpu") -> Training[OneInstance | Curriculum]:
-    """Reads a training from a file.
+def read_state(
+    path: str | Path, form: str, *, what: str = "a training", device: str = "cpu"
+) -> dict[str, Any]:
+    """Reads the state of a training, of the format given; `what` it should be, for messages.
 
     Raises:
         FormatError: it isn't one, or cannot be read.
@@ -61,11 +68,19 @@ def load_checkpoint(path: str | Path, *, device: str = "cpu") -> Training[OneIns
     except OSError as error:
         raise FormatError(f"cannot read {path}: {error.strerror}") from None
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError) as error:
-        raise FormatError(
-            f"{path} is no checkpoint of a training: {type(error).__name__}"
-        ) from None
-    if not isinstance(state, dict) or state.get("format") != FORMAT:
-        raise FormatError(f"{path} is no checkpoint of a training (format {FORMAT})")
+        raise FormatError(f"{path} is no checkpoint of {what}: {type(error).__name__}") from None
+    if not isinstance(state, dict) or state.get("format") != form:
+        raise FormatError(f"{path} is no checkpoint of {what} (format {form})")
+    return state
+
+
+def load_checkpoint(path: str | Path, *, device: str = "cpu") -> Training[OneInstance | Curriculum]:
+    """Reads a training from a file.
+
+    Raises:
+        FormatError: it isn't one, or cannot be read.
+    """
+    state = read_state(path, FORMAT, device=device)
     training = new_training(
         _source_from_dict(state["source"]),
         TrainingConfig(**state["config"]),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -14,6 +12,7 @@ import numpy as np
 
 from conductor.errors import FormatError
 from conductor.rl.kernels import NUM_FEATURES
+from conductor.rl.npz import read_arrays, write_arrays
 from conductor.rl.play import Weights
 
 FORMAT = "conductor-weights-1"
@@ -59,11 +58,7 @@ def save_weights(path: str | Path, policy: StoredPolicy) -> None:
     """
     card = {**policy.meta, "format": FORMAT, "features": NUM_FEATURES}
     arrays = dict(zip(_DECIDING + _CRITIC, policy.weights + policy.critic, strict=True))
-    try:
-        with open(path, "wb") as file:
-            np.savez_compressed(file, card=np.array(json.dumps(card)), **arrays)  # type: ignore[arg-type]  # names
-    except OSError as error:
-        raise FormatError(f"cannot write {path}: {error.strerror}") from None
+    write_arrays(path, card, arrays)
 
 
 def load_weights(path: str | Path) -> StoredPolicy:
@@ -72,16 +67,7 @@ def load_weights(path: str | Path) -> StoredPolicy:
     Raises:
         FormatError: it cannot be read, holds no policy, or one for other observations than today's.
     """
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            meta = json.loads(str(file["card"]))
-            arrays = {
-                name: np.ascontiguousarray(file[name], np.float32) for name in _DECIDING + _CRITIC
-            }
-    except OSError as error:
-        raise FormatError(f"cannot read {path}: {error.strerror or error}") from None
-    except (KeyError, ValueError, TypeError, EOFError, zipfile.BadZipFile) as error:
-        raise FormatError(f"{path} holds no policy: {type(error).__name__}") from None
+    meta, arrays = read_arrays(path, _DECIDING + _CRITIC, np.float32, "policy")
     if meta.get("format") != FORMAT:
         raise FormatError(f"{path} holds no policy (format {FORMAT})")
     if not _fits(arrays):

@@ -5,18 +5,18 @@ process happened to do first, and on what is in the cache.
 """
 
 import importlib
+from pathlib import Path
 
 import pytest
 from numba.core.dispatcher import Dispatcher
 
-MODULES = (
-    "conductor.rl.kernels",
-    "conductor.rl.two_tier.kernels",
-    "conductor.rl.two_tier.policy.kernels",
-    "conductor.rl.two_tier.policy.comparison.kernels",
-    "conductor.migration.kernels",
-    "conductor.migration.blocks.kernels",
-)
+import conductor
+
+ROOT = Path(conductor.__file__).parent
+MODULES = [
+    ".".join(("conductor", *path.relative_to(ROOT).with_suffix("").parts))
+    for path in sorted(ROOT.rglob("kernels.py"))
+]
 
 
 def uncounted(function):

@@ -415,11 +415,6 @@ def decide(
 ):  # fmt: skip
     """Chooses lenders one after another while it pays, as `conductor.migration.kernels` does; what it pays
     is the time saved and what the network adds, or what the policy says."""
-    if mind.policy.lends:
-        return decide_by_policy(
-            layout, costs, rules, mind, state, memory, factors, rank, i, now, whole_ms, saved_ms, half_ms,
-            parts, inside, seen,
-        )  # fmt: skip
     room = rules.max_lenders - state.lenders[i]
     best_ms = whole_ms
     count = 0
@@ -432,6 +427,11 @@ def decide(
         layout, costs, rules, mind, state, memory, factors, rank, i, now, whole_ms, whole_ms - least,
         saved_ms, half_ms, parts, inside, seen,
     )  # fmt: skip
+    if mind.policy.lends:
+        return choose_by_policy(
+            layout, costs, rules, mind, state, memory, rank, i, now, whole_ms, saved_ms, parts, inside, seen,
+            least, found, room,
+        )  # fmt: skip
     best_value = whole_ms
     bonus = 0.0
     while count < room and count < found:
@@ -461,24 +461,14 @@ def decide(
 
 
 @_called
-def decide_by_policy(
-    layout, costs, rules, mind, state, memory, factors, rank, i, now, whole_ms, saved_ms, half_ms, parts,
-    inside, seen,
+def choose_by_policy(
+    layout, costs, rules, mind, state, memory, rank, i, now, whole_ms, saved_ms, parts, inside, seen, least,
+    found, room,
 ):  # fmt: skip
-    """The same by the policy: each lender may be asked for all that it can do, or for some eighths."""
+    """Of the lenders found, the policy's: each may be asked for all that it can do, or for some eighths."""
     policy, desk, unit = mind.policy, memory.desk, mind.unit_ms
-    room = rules.max_lenders - state.lenders[i]
     best_ms = whole_ms
     count = 0
-    if room <= 0 or parts <= 0 or saved_ms <= 0.0:
-        return best_ms, count
-    if rules.latest_start_ms[i] - now > rules.patience_ms:
-        return best_ms, count
-    least = rules.least_gain[i] * whole_ms
-    found = find_lenders(
-        layout, costs, rules, mind, state, memory, factors, rank, i, now, whole_ms, whole_ms - least,
-        saved_ms, half_ms, parts, inside, seen,
-    )  # fmt: skip
     if found:
         look(policy, desk, rank, i, now)
     late = now - rules.latest_start_ms[i]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,12 +11,14 @@ import numpy as np
 
 from conductor.errors import FormatError
 from conductor.ir.schedule import FloatArray
+from conductor.rl.npz import read_arrays, write_arrays
 from conductor.rl.two_tier.kernels import NUM_FEATURES
 
 SHIPPED = Path(__file__).parents[1] / "shipped" / "lending.npz"
 """The network that comes with the package."""
 
 _FORMAT = "conductor-lending-1"
+_ARRAYS = ("first", "first_bias", "last", "last_bias")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -76,14 +76,8 @@ class LendingNetwork:
         Raises:
             FormatError: it cannot be written.
         """
-        card = json.dumps({**self.meta, **meta, "format": _FORMAT})
-        try:
-            np.savez_compressed(
-                path, card=np.array(card), first=self.first, first_bias=self.first_bias,
-                last=self.last, last_bias=np.array(self.last_bias),
-            )  # fmt: skip
-        except OSError as error:
-            raise FormatError(f"cannot write {path}: {error.strerror}") from None
+        arrays = {name: np.asarray(getattr(self, name)) for name in _ARRAYS}
+        write_arrays(path, {**self.meta, **meta, "format": _FORMAT}, arrays)
 
     @classmethod
     def load(cls, path: str | Path = SHIPPED) -> LendingNetwork:
@@ -92,17 +86,8 @@ class LendingNetwork:
         Raises:
             FormatError: it cannot be read, or is none for today's features.
         """
-        try:
-            with np.load(path, allow_pickle=False) as file:
-                meta = json.loads(str(file["card"]))
-                network = cls(
-                    first=file["first"], first_bias=file["first_bias"], last=file["last"],
-                    last_bias=float(file["last_bias"]), meta=meta,
-                )  # fmt: skip
-        except OSError as error:
-            raise FormatError(f"cannot read {path}: {error.strerror or error}") from None
-        except (KeyError, ValueError, EOFError, zipfile.BadZipFile) as error:
-            raise FormatError(f"{path} holds no network: {type(error).__name__}") from None
-        if meta.get("format") != _FORMAT or len(network.first) != NUM_FEATURES:
+        meta, arrays = read_arrays(path, _ARRAYS, np.float64, "network")
+        if meta.get("format") != _FORMAT or len(arrays["first"]) != NUM_FEATURES:
             raise FormatError(f"{path} holds no lending network of this version")
-        return network
+        last_bias = float(arrays.pop("last_bias")[0])
+        return cls(**arrays, last_bias=last_bias, meta=meta)

@@ -174,7 +174,7 @@ def evolve(
     """
     rng = np.random.default_rng(seed)
     network = start or LendingNetwork.initial(config.hidden, rng)
-    held = [_draws(one, 16, np.random.default_rng(2)) for one in validation]
+    held = [lesson_draws(one, 16, np.random.default_rng(2)) for one in validation]
     best, best_ratio = network, mean_ratio(validation, held, network)
     report(0, best_ratio)
     parameters = network.parameters
@@ -182,7 +182,7 @@ def evolve(
     for generation in range(1, config.generations + 1):
         chosen = rng.choice(len(lessons), min(config.lessons, len(lessons)), replace=False)
         some = [lessons[k] for k in chosen]
-        drawn = [_draws(one, config.draws, rng) for one in some]
+        drawn = [lesson_draws(one, config.draws, rng) for one in some]
         directions = rng.normal(size=(config.pairs, len(parameters)))
         values = np.array(
             [
@@ -209,6 +209,7 @@ def evolve(
     return best
 
 
-def _draws(one: Lesson, draws: int, rng: np.random.Generator) -> FloatArray:
+def lesson_draws(one: Lesson, draws: int, rng: np.random.Generator) -> FloatArray:
+    """Durations, shape (draws, n), program order; one row where nothing varies."""
     sample = one.variation.sample(one.prepared.program, draws, rng)
     return sample[:1] if (sample == sample[0]).all() else sample

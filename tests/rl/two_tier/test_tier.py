@@ -11,8 +11,9 @@ from conductor.rl.two_tier.guesses import Guesses
 from conductor.rl.two_tier.kernels import NUM_CLUES
 from conductor.rl.two_tier.network import LendingNetwork
 from conductor.rl.two_tier.tier import Tier, run, run_draws
-from tests.migration.test_execution import decisions, local_ms
+from tests.migration.test_execution import local_ms
 from tests.migration.test_reference import MODELS, RULES, prepared_problem
+from tests.rl.two_tier.futures import decides_alike_until_it_begins
 from tests.rl.two_tier.reference import LearnedReference
 from tests.strategies import durations, problems
 
@@ -115,24 +116,10 @@ def test_work_is_conserved_and_nobody_does_two_things_at_once(
 @settings(max_examples=80)
 @given(rules=LEARNED_RULES, **RUNS)
 def test_decisions_do_not_see_the_future(problem, model, rules, execution, seed):
-    """Two worlds that differ only in actions not begun decide alike until one of these begins."""
     assume(not problem[1].overlaps.any())
     prepared = prepared_problem(problem, model, rules, execution, seed)
     tier = random_tier(seed)
-    rng = np.random.default_rng(seed)
-    first = durations(prepared.program.duration_ms, seed)[0] + 0.01
-    result = run(prepared, tier, first)
-    moment = float(rng.uniform(0.0, result.makespan_ms))
-    untold = result.start_ms > moment
-    begun = result.help_start_ms <= moment
-    costs = prepared.costs
-    kinds, stages = costs.kinds[result.help_action], costs.stages[result.help_action]
-    units = costs.units[result.help_action]
-    twins = costs.where[kinds, costs.stand_in[stages, result.help_lender], units]
-    lent = np.concatenate([twins[begun], result.help_action[begun]])  # a lender's pace is its own
-    untold[lent[lent >= 0]] = False
-    second = np.where(untold, first * rng.uniform(1.0, 3.0, len(first)), first)
-    assert decisions(run(prepared, tier, second), moment) == decisions(result, moment)
+    decides_alike_until_it_begins(prepared, tier, seed)
 
 
 def test_draws_are_steps():

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -17,6 +15,7 @@ from conductor.ir.schedule import Schedule
 from conductor.problem.spec import PipelineSpec
 from conductor.rl.instance import Instance
 from conductor.rl.kernels import NUM_FEATURES
+from conductor.rl.npz import read_arrays, write_arrays
 from conductor.rl.play import NO_WEIGHTS, Float32Array, Weights
 from conductor.rl.two_tier.network import LendingNetwork
 from conductor.rl.two_tier.policy.kernels import NUM_OPTION_FEATURES, Policy
@@ -111,14 +110,9 @@ class TwoTierPolicy:
         Raises:
             FormatError: it cannot be written.
         """
-        card = json.dumps({**self.meta, **meta, "format": _FORMAT, "lean": self.lean})
+        card = {**self.meta, **meta, "format": _FORMAT, "lean": self.lean}
         arrays = dict(zip(_ORDER, self.weights, strict=True))
-        head = {name: getattr(self, name) for name in _HEAD}
-        try:
-            with open(path, "wb") as file:
-                np.savez_compressed(file, card=np.array(card), **arrays, **head)  # type: ignore[arg-type]  # names
-        except OSError as error:
-            raise FormatError(f"cannot write {path}: {error.strerror}") from None
+        write_arrays(path, card, {**arrays, **{name: getattr(self, name) for name in _HEAD}})
 
     @classmethod
     def load(cls, path: str | Path = SHIPPED) -> TwoTierPolicy:
@@ -127,19 +121,12 @@ class TwoTierPolicy:
         Raises:
             FormatError: it cannot be read, or is none for today's observations.
         """
-        try:
-            with np.load(path, allow_pickle=False) as file:
-                meta = json.loads(str(file["card"]))
-                weights = tuple(np.ascontiguousarray(file[name], np.float32) for name in _ORDER)
-                head = {name: np.ascontiguousarray(file[name], np.float32) for name in _HEAD}
-        except OSError as error:
-            raise FormatError(f"cannot read {path}: {error.strerror or error}") from None
-        except (KeyError, ValueError, TypeError, EOFError, zipfile.BadZipFile) as error:
-            raise FormatError(f"{path} holds no policy: {type(error).__name__}") from None
-        seen = len(weights[0]), len(head["from_option"])
+        meta, arrays = read_arrays(path, _ORDER + _HEAD, np.float32, "policy")
+        weights = tuple(arrays.pop(name) for name in _ORDER)
+        seen = len(weights[0]), len(arrays["from_option"])
         if meta.get("format") != _FORMAT or seen != (NUM_FEATURES, NUM_OPTION_FEATURES):
             raise FormatError(f"{path} holds no policy of both tiers of this version")
-        return cls(weights=weights, **head, lean=float(meta["lean"]), meta=meta)
+        return cls(weights=weights, **arrays, lean=float(meta["lean"]), meta=meta)
 
 
 def runs(spec: PipelineSpec, schedule: Schedule) -> bool:

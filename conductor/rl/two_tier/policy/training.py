@@ -1,15 +1,13 @@
-"""Training of the policy of both tiers: PPO on what each choice leads to, from the planner's rule on.
+"""Training of the policy of both tiers: PPO on what each choice leads to, from a clone on.
 
-The network starts as the learned scheduler's policy, held to the plan, with a lending head whose last layer is
-zeros: the planner's rule. Each update plays episodes on a few random pipelines; at some decisions of either
-kind every choice is tried and played to the end under the same durations, and the makespans, less their mean,
-are the advantages (as in `conductor.rl.ppo`).
+The network starts as the learned scheduler's policy, held to the plan, with a lending head that is the lending
+network or, its last layer zeros, the planner's rule. Each update plays episodes on a few random pipelines; at
+some decisions of either kind every choice is tried and played to the end under the same durations, and the
+makespans, less their mean, are the advantages (as in `conductor.rl.ppo`).
 """
 
 from __future__ import annotations
 
-import os
-import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -19,8 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from conductor.errors import FormatError
 from conductor.ir.schedule import FloatArray
+from conductor.rl.checkpoint import read_state, write_state
 from conductor.rl.kernels import NUM_FEATURES
 from conductor.rl.play import Weights
 from conductor.rl.policy import ActorCritic, masked_log_probabilities
@@ -30,7 +28,7 @@ from conductor.rl.two_tier.policy.comparison.kernels import compare
 from conductor.rl.two_tier.policy.kernels import NUM_OPTION_FEATURES
 from conductor.rl.two_tier.policy.network import TwoTierPolicy
 from conductor.rl.two_tier.tier import Tier, run_draws
-from conductor.rl.two_tier.training import PATIENCE, Lesson, random_lesson
+from conductor.rl.two_tier.training import PATIENCE, Lesson, lesson_draws, random_lesson
 
 _FORMAT = "conductor-two-tier-training-1"
 
@@ -208,13 +206,19 @@ def mean_ratio(lessons: Sequence[Lesson], policy: TwoTierPolicy, stay: float) ->
     """Mean makespan over the planner's, over lessons with draws of their own."""
     ratios = []
     for one in lessons:
-        drawn = _draws(one, 16, np.random.default_rng(2))
-        tier = Tier(
-            guesses=one.tier.guesses, policy=policy, orders=True, lends=True, stay=stay,
-            patience=PATIENCE,
-        )  # fmt: skip
-        ratios.append(run_draws(one.prepared, tier, drawn).makespan_ms.mean() / one.plan_ms)
+        drawn = lesson_draws(one, 16, np.random.default_rng(2))
+        ratios.append(
+            run_draws(one.prepared, _tier(one, policy, stay), drawn).makespan_ms.mean()
+            / one.plan_ms
+        )
     return float(np.mean(ratios))
+
+
+def _tier(one: Lesson, policy: TwoTierPolicy, stay: float) -> Tier:
+    return Tier(
+        guesses=one.tier.guesses, policy=policy, orders=True, lends=True, stay=stay,
+        patience=PATIENCE,
+    )  # fmt: skip
 
 
 def _validate(training: TwoTierTraining) -> None:
@@ -241,12 +245,8 @@ def _collect(training: TwoTierTraining) -> _Seen:
     )
     for index in chosen:
         one = training.lessons[index]
-        tier = Tier(
-            guesses=one.tier.guesses, policy=policy, orders=True, lends=True, stay=config.stay,
-            patience=PATIENCE,
-        )  # fmt: skip
         prepared = one.prepared
-        mind = tier.mind(prepared)
+        mind = _tier(one, policy, config.stay).mind(prepared)
         durations, factors = prepared.realise(
             one.variation.sample(prepared.program, config.draws, rng)
         )
@@ -369,11 +369,6 @@ def _update(training: TwoTierTraining) -> None:
             optimizer.step()
 
 
-def _draws(one: Lesson, draws: int, rng: np.random.Generator) -> FloatArray:
-    sample = one.variation.sample(one.prepared.program, draws, rng)
-    return sample[:1] if (sample == sample[0]).all() else sample
-
-
 def save_two_tier_training(training: TwoTierTraining, path: str | Path) -> None:
     """Writes a training to a file, whole or not at all."""
     state = {
@@ -388,10 +383,7 @@ def save_two_tier_training(training: TwoTierTraining, path: str | Path) -> None:
         "best_ratio": training.best_ratio,
         "history": training.history,
     }
-    path = Path(path)
-    partial = path.with_name(path.name + ".partial")
-    torch.save(state, partial)
-    os.replace(partial, path)
+    write_state(state, path)
 
 
 def load_two_tier_training(path: str | Path, weights: Weights) -> TwoTierTraining:
@@ -400,16 +392,7 @@ def load_two_tier_training(path: str | Path, weights: Weights) -> TwoTierTrainin
     Raises:
         FormatError: it isn't one, or cannot be read.
     """
-    try:
-        state = torch.load(path, weights_only=True)
-    except OSError as error:
-        raise FormatError(f"cannot read {path}: {error.strerror}") from None
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError) as error:
-        raise FormatError(
-            f"{path} is no checkpoint of a training: {type(error).__name__}"
-        ) from None
-    if not isinstance(state, dict) or state.get("format") != _FORMAT:
-        raise FormatError(f"{path} is no checkpoint of a training of both tiers")
+    state = read_state(path, _FORMAT, what="a training of both tiers")
     config = TwoTierConfig(**{**state["config"], "compared": tuple(state["config"]["compared"])})
     training = new_two_tier_training(weights, config, seed=state["seed"])
     training.network.load_state_dict(state["best"])

@@ -19,6 +19,7 @@ from conductor.rl.two_tier.tier import Tier, run
 from conductor.schedules.registry import build
 from tests.migration.test_execution import decisions, local_ms
 from tests.migration.test_reference import MODELS
+from tests.rl.two_tier.futures import decides_alike_until_it_begins
 from tests.rl.two_tier.test_tier import LEARNED_RULES, helps
 from tests.strategies import durations, problems
 
@@ -95,23 +96,9 @@ def some_tier(seed):
 @settings(max_examples=60)
 @given(**RUNS)
 def test_decisions_do_not_see_the_future(problem, model, rules, seed):
-    """Two worlds that differ only in actions not begun decide alike until one of these begins."""
     prepared = prepared_plan(problem, model, rules, "ready-first", seed)
     tier = some_tier(seed)
-    rng = np.random.default_rng(seed)
-    first = durations(prepared.program.duration_ms, seed)[0] + 0.01
-    result = run(prepared, tier, first)
-    moment = float(rng.uniform(0.0, result.makespan_ms))
-    untold = result.start_ms > moment
-    begun = result.help_start_ms <= moment
-    costs = prepared.costs
-    kinds, stages = costs.kinds[result.help_action], costs.stages[result.help_action]
-    units = costs.units[result.help_action]
-    twins = costs.where[kinds, costs.stand_in[stages, result.help_lender], units]
-    lent = np.concatenate([twins[begun], result.help_action[begun]])  # a lender's pace is its own
-    untold[lent[lent >= 0]] = False
-    second = np.where(untold, first * rng.uniform(1.0, 3.0, len(first)), first)
-    assert decisions(run(prepared, tier, second), moment) == decisions(result, moment)
+    decides_alike_until_it_begins(prepared, tier, seed)
 
 
 @settings(max_examples=40)

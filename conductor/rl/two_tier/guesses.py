@@ -11,7 +11,6 @@ from conductor.ir.schedule import FloatArray
 from conductor.migration import kernels as migration
 from conductor.migration.execution import Prepared
 from conductor.rl.two_tier import kernels
-from conductor.rl.two_tier.policy.network import no_policy
 
 AHEAD = 4
 """The guess of actions that stand behind others is fitted so many places ahead."""
@@ -55,7 +54,7 @@ def fit_guesses(
     n, num_ranks = prepared.program.num_actions, prepared.program.num_ranks
     state = migration.make_state(n, num_ranks, len(layout.stream_offsets) - 1)
     log = migration.make_log(n)
-    memory = kernels.make_memory(costs.where.shape[2], num_ranks, n, no_policy())
+    memory = kernels.make_memory(costs.where.shape[2], num_ranks, n)
     clues = np.zeros((3, len(durations), n, kernels.NUM_CLUES))
     truths = np.zeros((3, len(durations), n))
     ends_first = np.repeat([1, 0], n)

@@ -34,8 +34,6 @@ from conductor.migration.kernels import (
 from conductor.rl.two_tier.policy.kernels import (
     EIGHTHS,
     MAX_OPTIONS,
-    Desk,
-    Policy,
     begin_step,
     choose_option,
     look,
@@ -54,6 +52,7 @@ _UNCOUNTED: dict[str, Any] = {
 }  # fmt: skip
 _inlined = numba.njit(forceinline=True, **_UNCOUNTED)
 _called = numba.njit(**_UNCOUNTED)
+"""Only for what runs once a step or so: a call passes every array of its arguments."""
 _SMOOTHING = 0.3
 _LATE = 0.5
 """A message that takes half a mean action longer than planned says that its link is late."""
@@ -91,7 +90,6 @@ class Mind(NamedTuple):
     warned: bool
     """Whether a rank that has heard of a late link lends by rules of its own and the network."""
     warned_rules: Rules
-    policy: Policy
 
 
 class Memory(NamedTuple):
@@ -132,11 +130,10 @@ class Memory(NamedTuple):
     """int32 (ranks,): parts that each candidate would do if it were the only one."""
     alone_ms: np.ndarray
     """float64 (ranks,): how long the action would take then."""
-    desk: Desk
 
 
 @numba.njit(cache=True, nogil=True)
-def make_memory(num_units, num_ranks, num_actions, policy):
+def make_memory(num_units, num_ranks, num_actions):
     """Buffers of `run`."""
     return Memory(
         np.zeros(num_units), np.zeros(num_units), np.zeros(num_ranks), np.zeros(num_ranks),
@@ -145,7 +142,6 @@ def make_memory(num_units, num_ranks, num_actions, policy):
         np.zeros(num_ranks), np.zeros(num_ranks), np.zeros((num_ranks, 3)),
         np.zeros(num_ranks, np.int32),
         np.zeros(num_ranks, np.int32), np.zeros(num_ranks),
-        make_desk(policy),
     )  # fmt: skip
 
 
@@ -236,6 +232,22 @@ def guess_lent(costs, mind, state, memory, factors, i, lender, seen):
 
 
 @_inlined
+def orders(desk):
+    """Whether a policy says what ranks do next."""
+    if desk is None:
+        return False
+    return desk.policy.orders
+
+
+@_inlined
+def lends(desk):
+    """Whether a policy picks lenders."""
+    if desk is None:
+        return False
+    return desk.policy.lends
+
+
+@_inlined
 def planned(layout, state, rank):
     """The action of a rank that the plan has next, or -1."""
     best = -1
@@ -290,13 +302,13 @@ def expected_start(layout, costs, mind, state, memory, factors, i, now):
 
 
 @_inlined
-def latest_return(layout, costs, rules, mind, state, memory, factors, rank, now, late_ms):
+def latest_return(layout, costs, rules, mind, desk, state, memory, factors, rank, now, late_ms):
     """The latest time at which a lender must be back for its own next action: for any that it could take, or,
     where it keeps to the plan as a rule, for the plan's next one."""
     latest = np.inf
     memory.late_ms[0] = -np.inf
     only = -1
-    if mind.policy.orders or mind.patience >= 0.0:
+    if orders(desk) or mind.patience >= 0.0:
         if not layout.static and memory.warned_ms[rank] > now:
             only = planned(layout, state, rank)
     for stream in range(layout.rank_streams[rank], layout.rank_streams[rank + 1]):
@@ -319,9 +331,9 @@ def latest_return(layout, costs, rules, mind, state, memory, factors, rank, now,
     return latest
 
 
-@_called
+@_inlined
 def find_lenders(
-    layout, costs, rules, mind, state, memory, factors, rank, i, now, whole_ms, enough_ms, saved_ms,
+    layout, costs, rules, mind, desk, state, memory, factors, rank, i, now, whole_ms, enough_ms, saved_ms,
     half_ms, parts, inside, seen,
 ):  # fmt: skip
     """Ranks that could save time, those that are free first; returns how many."""
@@ -346,7 +358,9 @@ def find_lenders(
         work = costs.lend_ms[kind, stage, lender] * guess * share + part_ms
         if offset + work + part_ms > enough_ms:
             continue
-        back = latest_return(layout, costs, rules, mind, state, memory, factors, lender, now, late)
+        back = latest_return(
+            layout, costs, rules, mind, desk, state, memory, factors, lender, now, late
+        )
         span = back - now - begin - latency
         if span < work:
             continue
@@ -360,7 +374,7 @@ def find_lenders(
         memory.about_ms[found, 2] = span
         memory.part_ms[found] = work
         memory.bonus_ms[found] = 0.0
-        if mind.policy.lends:
+        if lends(desk):
             state.chosen[0] = found
             memory.alone_ms[found] = best_split(state, 1, whole_ms, saved_ms, parts)
             memory.alone[found] = state.given[0]
@@ -408,9 +422,9 @@ def network(mind, x):
     return total
 
 
-@_called
+@_inlined
 def decide(
-    layout, costs, rules, mind, state, memory, factors, rank, i, now, whole_ms, saved_ms, half_ms, parts,
+    layout, costs, rules, mind, desk, state, memory, factors, rank, i, now, whole_ms, saved_ms, half_ms, parts,
     inside, seen,
 ):  # fmt: skip
     """Chooses lenders one after another while it pays, as `conductor.migration.kernels` does; what it pays
@@ -424,14 +438,15 @@ def decide(
         return best_ms, count
     least = rules.least_gain[i] * whole_ms
     found = find_lenders(
-        layout, costs, rules, mind, state, memory, factors, rank, i, now, whole_ms, whole_ms - least,
+        layout, costs, rules, mind, desk, state, memory, factors, rank, i, now, whole_ms, whole_ms - least,
         saved_ms, half_ms, parts, inside, seen,
     )  # fmt: skip
-    if mind.policy.lends:
-        return choose_by_policy(
-            layout, costs, rules, mind, state, memory, rank, i, now, whole_ms, saved_ms, parts, inside, seen,
-            least, found, room,
-        )  # fmt: skip
+    if desk is not None:
+        if desk.policy.lends:
+            return choose_by_policy(
+                layout, costs, rules, mind, desk, state, memory, rank, i, now, whole_ms, saved_ms, parts,
+                inside, seen, least, found, room,
+            )  # fmt: skip
     best_value = whole_ms
     bonus = 0.0
     while count < room and count < found:
@@ -460,17 +475,17 @@ def decide(
     return best_ms, count
 
 
-@_called
+@_inlined
 def choose_by_policy(
-    layout, costs, rules, mind, state, memory, rank, i, now, whole_ms, saved_ms, parts, inside, seen, least,
+    layout, costs, rules, mind, desk, state, memory, rank, i, now, whole_ms, saved_ms, parts, inside, seen, least,
     found, room,
 ):  # fmt: skip
     """Of the lenders found, the policy's: each may be asked for all that it can do, or for some eighths."""
-    policy, desk, unit = mind.policy, memory.desk, mind.unit_ms
+    unit = mind.unit_ms
     best_ms = whole_ms
     count = 0
     if found:
-        look(policy, desk, rank, i, now)
+        look(desk, rank, i, now)
     late = now - rules.latest_start_ms[i]
     eighth = -(-costs.parts // EIGHTHS)
     while count < room and count < found:
@@ -519,7 +534,7 @@ def choose_by_policy(
                     x[14] = squashed(seen)
                     x[15] = count
                     # In this order of operations the rule's `time <= enough` to the last bit.
-                    desk.scores[options] = policy.lean * (best_ms - least - time) / unit
+                    desk.scores[options] = desk.policy.lean * (best_ms - least - time) / unit
                     desk.time_ms[options] = time
                     desk.slot[options] = slot
                     desk.cap[options] = cap
@@ -528,7 +543,7 @@ def choose_by_policy(
             state.cap[slot] = most
         if options == 1:
             break
-        option = choose_option(policy, desk, options)
+        option = choose_option(desk, options)
         if option == 0:
             break
         state.chosen[count] = desk.slot[option]
@@ -613,27 +628,28 @@ def begin_help(costs, state, memory, log, factors, lender, now):
 
 
 @_inlined
-def dispatch(layout, costs, mind, state, memory, log, factors, rank, now):
+def dispatch(layout, costs, mind, desk, state, memory, log, factors, rank, now):
     """What a rank that has come free does next: a promised help, or its next action."""
     if state.pending[rank] >= 0:
         begin_help(costs, state, memory, log, factors, rank, now)
     else:
         set_free(state, rank, now)
-        time = next_start(layout, costs, mind, state, memory, factors, rank, now)
+        time = next_start(layout, costs, mind, desk, state, memory, factors, rank, now)
         set_event(state, rank, IDLE, time)
 
 
-@_called
-def next_start(layout, costs, mind, state, memory, factors, rank, now):
+@_inlined
+def next_start(layout, costs, mind, desk, state, memory, factors, rank, now):
     """When a rank can start an action, and which (`state.action`); inf if that is not known yet. Where the
     policy says what is next, it is asked when there may be something, with `state.action` -1."""
-    if mind.policy.orders and not layout.static and memory.warned_ms[rank] > now:
-        state.action[rank] = -1
-        return max(memory.desk.s.wake[rank], now)
+    if desk is not None:
+        if desk.policy.orders and not layout.static and memory.warned_ms[rank] > now:
+            state.action[rank] = -1
+            return max(desk.s.wake[rank], now)
     return start_by_rule(layout, costs, mind, state, memory, factors, rank, now)
 
 
-@_called
+@_inlined
 def start_by_rule(layout, costs, mind, state, memory, factors, rank, now):
     """The same without a policy.
 
@@ -680,7 +696,7 @@ def rules_of(rules, mind, memory, log, rank, i):
 
 
 @_inlined
-def begin(layout, costs, rules, mind, state, memory, log, durations, factors, rank, now):
+def begin(layout, costs, rules, mind, desk, state, memory, log, durations, factors, rank, now):
     """A rank starts its next action and decides who helps."""
     i = np.int64(state.action[rank])
     guess = guess_own(costs, mind, state, memory, factors, i, rank, mind.near)
@@ -707,7 +723,7 @@ def begin(layout, costs, rules, mind, state, memory, log, durations, factors, ra
         half = expected * (1.0 - movable) * 0.5
         saved = expected * movable / costs.parts
         time, chosen = decide(
-            layout, costs, rules, mind, state, memory, factors, rank, i, now, expected, saved, half,
+            layout, costs, rules, mind, desk, state, memory, factors, rank, i, now, expected, saved, half,
             limit, state.block[rank] > 0, 0.0,
         )  # fmt: skip
         if chosen:
@@ -733,7 +749,7 @@ def begin(layout, costs, rules, mind, state, memory, log, durations, factors, ra
 
 
 @_inlined
-def boundary(layout, costs, rules, mind, state, memory, log, factors, rank, now):
+def boundary(layout, costs, rules, mind, desk, state, memory, log, factors, rank, now):
     """A block has ended: its elapsed time tells how slow the action is, and lenders are asked again."""
     i = np.int64(state.action[rank])
     rules = rules_of(rules, mind, memory, log, rank, i)
@@ -747,7 +763,7 @@ def boundary(layout, costs, rules, mind, state, memory, log, factors, rank, now)
     saved = layout.duration_ms[i] * slow * movable / costs.parts
     half = max(log.start_ms[i] + layout.duration_ms[i] * slow * (1.0 - movable) * 0.5 - now, 0.0)
     time, chosen = decide(
-        layout, costs, rules, mind, state, memory, factors, rank, i, now, left, saved, half, parts,
+        layout, costs, rules, mind, desk, state, memory, factors, rank, i, now, left, saved, half, parts,
         state.block[rank] > 0, slow - 1.0,
     )  # fmt: skip
     if chosen:
@@ -772,8 +788,8 @@ def boundary(layout, costs, rules, mind, state, memory, log, factors, rank, now)
 
 
 @_inlined
-def finish_help(layout, costs, mind, state, memory, log, factors, lender, now):
-    """A lender is done: the parts travel back, and it turns to what is next."""
+def finish_help(layout, costs, state, log, lender, now):
+    """A lender is done: the parts travel back."""
     entry = state.helping[lender]
     i = log.help_action[entry]
     state.outstanding[i] -= 1
@@ -782,18 +798,17 @@ def finish_help(layout, costs, mind, state, memory, log, factors, lender, now):
     rank = layout.ranks[i]
     if state.outstanding[i] == 0 and state.event[rank] == END:
         finish_local(layout, state, rank, i)
-    dispatch(layout, costs, mind, state, memory, log, factors, lender, now)
 
 
 @_inlined
-def finish(layout, costs, mind, state, memory, log, factors, rank, now):
+def finish(layout, costs, mind, desk, state, memory, log, factors, rank, now):
     """An action has ended: its outputs go out, idle ranks that waited for them get an event."""
     i = np.int64(state.action[rank])
     state.status[i] = 2
     state.expected_end_ms[i] = now
     remember(layout, costs, memory, factors, rank, i)
-    if mind.policy.orders or mind.policy.lends:
-        note_end(mind.policy, memory.desk, rank, i, now, factors[i])
+    if desk is not None:
+        note_end(desk, rank, i, now, factors[i])
     log.end_ms[i] = now
     memory.clock_ms[0] = now
     state.memory[rank] -= layout.freed[i]
@@ -809,95 +824,111 @@ def finish(layout, costs, mind, state, memory, log, factors, rank, now):
         if memory.warned_ms[rank] <= now or beyond > _LATE * mind.unit_ms:
             memory.warned_ms[other] = min(memory.warned_ms[other], arrival)
         if other != rank and state.missing[target] == 0 and state.event[other] == IDLE:
-            time = next_start(layout, costs, mind, state, memory, factors, other, now)
+            time = next_start(layout, costs, mind, desk, state, memory, factors, other, now)
             set_event(state, other, IDLE, time)
-    dispatch(layout, costs, mind, state, memory, log, factors, rank, now)
 
 
 @_called
-def begin_run(layout, costs, mind, state, memory, log, factors):
+def begin_run(layout, costs, mind, desk, state, memory, log, factors):
     """Before the first event."""
     reset(layout, state, log)
     forget(memory)
-    if mind.policy.orders or mind.policy.lends:
-        begin_step(mind.policy, memory.desk)
+    if desk is not None:
+        begin_step(desk)
     for rank in range(len(layout.rank_streams) - 1):
-        dispatch(layout, costs, mind, state, memory, log, factors, rank, 0.0)
+        dispatch(layout, costs, mind, desk, state, memory, log, factors, rank, 0.0)
 
 
-@_called
-def advance(layout, costs, rules, mind, state, memory, log, durations, factors):
+@_inlined
+def first_declined(desk):
+    """The first rank that has chosen to wait, or -1."""
+    if desk is not None:
+        for rank in range(len(desk.policy.p.limits)):
+            if desk.policy.orders and desk.s.declined[rank]:
+                return np.int64(rank)
+    return np.int64(-1)
+
+
+@_inlined
+def ask_policy(layout, costs, mind, desk, state, memory, factors, rank, now, stalled):
+    """Asks the policy for a rank's next action (`state.action`). Returns whether there is one."""
+    if desk is None:
+        return False
+    again = np.inf
+    lead = np.int64(-1)
+    if mind.patience >= 0.0:
+        again = start_by_rule(layout, costs, mind, state, memory, factors, rank, now)
+        if again <= now:
+            lead = np.int64(state.action[rank])
+            again = np.inf
+    i = next_action(desk, rank, now, stalled, mind.patience >= 0.0, lead)
+    state.action[rank] = i
+    if i < 0:
+        set_event(state, rank, IDLE, min(desk.s.wake[rank], again))
+    return i >= 0
+
+
+@_inlined
+def advance(layout, costs, rules, mind, desk, state, memory, log, durations, factors):
     """Handles the next event. Returns whether there was one."""
     rank = np.int64(state.tree[1])
     now = state.event_ms[rank]
     stalled = now == np.inf
     if stalled:
         # All wait: the first rank that has chosen to is asked again, and may not.
-        if not mind.policy.orders or memory.ended[0] == len(layout.ranks):
+        rank = first_declined(desk)
+        if rank < 0 or memory.ended[0] == len(layout.ranks):
             return False
-        rank = np.int64(0)
-        while not memory.desk.s.declined[rank]:
-            rank += 1
-            if rank == len(layout.rank_streams) - 1:
-                return False
         now = memory.clock_ms[1]
     memory.clock_ms[1] = now
     event = state.event[rank]
-    if event == IDLE and state.action[rank] < 0:
-        if not mind.policy.orders or memory.warned_ms[rank] <= now:
-            dispatch(layout, costs, mind, state, memory, log, factors, rank, now)
+    asked = event == IDLE and state.action[rank] < 0
+    if asked and orders(desk) and memory.warned_ms[rank] > now:
+        if not ask_policy(layout, costs, mind, desk, state, memory, factors, rank, now, stalled):
             return not stalled or state.event_ms[rank] < np.inf
-        again = np.inf
-        lead = -1
-        if mind.patience >= 0.0:
-            again = start_by_rule(layout, costs, mind, state, memory, factors, rank, now)
-            if again <= now:
-                lead = state.action[rank]
-                again = np.inf
-        i = next_action(mind.policy, memory.desk, rank, now, stalled, mind.patience >= 0.0, lead)
-        state.action[rank] = i
-        if i < 0:
-            set_event(state, rank, IDLE, min(memory.desk.s.wake[rank], again))
-            return not stalled or state.event_ms[rank] < np.inf
-    if event == IDLE:
-        begin(layout, costs, rules, mind, state, memory, log, durations, factors, rank, now)
-    elif event == END:
-        finish(layout, costs, mind, state, memory, log, factors, rank, now)
-    elif event == HELP:
-        finish_help(layout, costs, mind, state, memory, log, factors, rank, now)
+        asked = False
+    if event == RUN:
+        boundary(layout, costs, rules, mind, desk, state, memory, log, factors, rank, now)
+    elif event == IDLE and not asked:
+        begin(layout, costs, rules, mind, desk, state, memory, log, durations, factors, rank, now)
     else:
-        boundary(layout, costs, rules, mind, state, memory, log, factors, rank, now)
-    return True
+        if event == END:
+            finish(layout, costs, mind, desk, state, memory, log, factors, rank, now)
+        elif event == HELP:
+            finish_help(layout, costs, state, log, rank, now)
+        dispatch(layout, costs, mind, desk, state, memory, log, factors, rank, now)
+    return not (asked and stalled) or state.event_ms[rank] < np.inf
 
 
 @_called
-def run_on(layout, costs, rules, mind, state, memory, log, durations, factors):
+def run_on(layout, costs, rules, mind, desk, state, memory, log, durations, factors):
     """The rest of a step. Returns the makespan, or inf when ranks wait for each other for ever."""
-    while advance(layout, costs, rules, mind, state, memory, log, durations, factors):
+    while advance(layout, costs, rules, mind, desk, state, memory, log, durations, factors):
         pass
     return memory.clock_ms[0] if memory.ended[0] == len(layout.ranks) else np.inf
 
 
-@_called
-def run(layout, costs, rules, mind, state, memory, log, durations, factors):
+@_inlined
+def run(layout, costs, rules, mind, desk, state, memory, log, durations, factors):
     """One step. Returns the makespan, or inf when ranks wait for each other for ever."""
-    begin_run(layout, costs, mind, state, memory, log, factors)
-    return run_on(layout, costs, rules, mind, state, memory, log, durations, factors)
+    begin_run(layout, costs, mind, desk, state, memory, log, factors)
+    return run_on(layout, costs, rules, mind, desk, state, memory, log, durations, factors)
 
 
 @numba.njit(cache=True, nogil=True)
-def run_draws(layout, costs, rules, mind, durations, factors, moved, work):
+def run_draws(layout, costs, rules, mind, policy, durations, factors, moved, work):
     """Many steps; fills `moved` and `work` as `conductor.migration.kernels.run_draws` does. Returns
-    makespans."""
+    makespans. Without a policy (None) nothing of it is compiled."""
     draws, n = durations.shape
     num_ranks = len(layout.rank_streams) - 1
     state = make_state(n, num_ranks, len(layout.stream_offsets) - 1)
-    memory = make_memory(costs.where.shape[2], num_ranks, n, mind.policy)
+    memory = make_memory(costs.where.shape[2], num_ranks, n)
+    desk = None if policy is None else make_desk(policy)
     log = make_log(n)
     makespans = np.empty(draws)
     for draw in range(draws):
         makespans[draw] = run(
-            layout, costs, rules, mind, state, memory, log, durations[draw], factors[draw]
+            layout, costs, rules, mind, desk, state, memory, log, durations[draw], factors[draw]
         )
         work[draw] = 0.0
         for i in range(n):

@@ -22,8 +22,8 @@ from conductor.rl.instance import Instance
 from conductor.rl.two_tier import kernels
 from conductor.rl.two_tier.guesses import Guesses
 from conductor.rl.two_tier.network import LendingNetwork
-from conductor.rl.two_tier.policy.kernels import Policy
-from conductor.rl.two_tier.policy.network import TwoTierPolicy, no_policy
+from conductor.rl.two_tier.policy.kernels import Policy, make_desk
+from conductor.rl.two_tier.policy.network import TwoTierPolicy
 
 _NEUTRAL: FloatArray = np.eye(kernels.NUM_CLUES)[0]
 
@@ -66,14 +66,11 @@ class Tier:
         return f"policy held by {self.stay:g}, {lending}"
 
     def mind(self, prepared: Prepared, planned: Prepared | None = None) -> kernels.Mind:
-        """What the compiled event loop takes.
+        """What the compiled event loop takes, beside a policy.
 
         Args:
             prepared: with the links as they are.
             planned: with the links as planned; None if they are the same.
-
-        Raises:
-            InvalidScheduleError: there is a policy, and it cannot run the schedule.
         """
         layout = (planned or prepared).layout
         guesses, network = self.guesses, self.network or self.warned_network
@@ -98,12 +95,17 @@ class Tier:
             warned_rules=(
                 prepared.with_rules(self.warned_rules) if self.warned_rules else prepared
             ).rules,
-            policy=self._compiled(prepared, planned or prepared),
         )
 
-    def _compiled(self, prepared: Prepared, planned: Prepared) -> Policy:
+    def compiled_policy(self, prepared: Prepared, planned: Prepared | None = None) -> Policy | None:
+        """The policy as the loop takes it, None where it decides nothing; arguments as of `mind`.
+
+        Raises:
+            InvalidScheduleError: it cannot run the schedule.
+        """
         if self.policy is None or not (self.orders or self.lends):
-            return no_policy()
+            return None
+        planned = planned or prepared
         instance = Instance.of(planned.spec, planned.schedule)
         if instance.plan != prepared.schedule:
             raise InvalidScheduleError(
@@ -125,10 +127,12 @@ def run(
     durations, factors = prepared.realise(durations_ms)
     n, num_ranks = prepared.program.num_actions, prepared.program.num_ranks
     state = migration.make_state(n, num_ranks, len(prepared.layout.stream_offsets) - 1)
-    memory = kernels.make_memory(prepared.costs.where.shape[2], num_ranks, n, mind.policy)
+    memory = kernels.make_memory(prepared.costs.where.shape[2], num_ranks, n)
+    policy = tier.compiled_policy(prepared, planned)
+    desk = None if policy is None else make_desk(policy)
     log = migration.make_log(n)
     makespan = kernels.run(
-        prepared.layout, prepared.costs, prepared.rules, mind, state, memory, log, durations[0],
+        prepared.layout, prepared.costs, prepared.rules, mind, desk, state, memory, log, durations[0],
         factors[0],
     )  # fmt: skip
     return finished(prepared, makespan, log)
@@ -143,8 +147,8 @@ def run_draws(
     moved = np.zeros((len(durations), 2), np.int64)
     work = np.zeros(len(durations))
     makespans = kernels.run_draws(
-        prepared.layout, prepared.costs, prepared.rules, tier.mind(prepared, planned), durations,
-        factors, moved, work,
+        prepared.layout, prepared.costs, prepared.rules, tier.mind(prepared, planned),
+        tier.compiled_policy(prepared, planned), durations, factors, moved, work,
     )  # fmt: skip
     check_progress(prepared, makespans)
     total = prepared.program.duration_ms.sum()

@@ -85,6 +85,7 @@ class Policy(NamedTuple):
 class Desk(NamedTuple):
     """Where the policy works: the observed state, and scratch."""
 
+    policy: Policy
     s: State
     busy: np.ndarray
     """float64 (n,): realised times of what has ended, without the time that help saved or cost."""
@@ -126,6 +127,7 @@ def make_desk(policy):
     width = 3 * p.local_stages.shape[1] + 1
     weights = policy.weights
     return Desk(
+        policy,
         one_state(new_states(p, 1), 0),
         np.zeros(len(p.ranks)),
         np.zeros((p.local_stages.shape[1], NUM_FEATURES), np.float32),
@@ -149,19 +151,20 @@ def make_desk(policy):
 
 
 @counting_nothing
-def begin_step(policy, desk):
+def begin_step(desk):
     """Before the first action."""
-    clear(policy.p, desk.s)
-    for rank in range(len(policy.p.limits)):
-        refresh(policy.p, desk.s, rank)
+    p = desk.policy.p
+    clear(p, desk.s)
+    for rank in range(len(p.limits)):
+        refresh(p, desk.s, rank)
     desk.forced[KIND] = -1
     desk.sample[1] = 0
 
 
 @counting_nothing
-def note_end(policy, desk, rank, i, now, factor):
+def note_end(desk, rank, i, now, factor):
     """Action i has ended now; `factor` is its realised over expected time, had nobody helped."""
-    p, s = policy.p, desk.s
+    p, s = desk.policy.p, desk.s
     s.numbers[NOW] = now
     ratio, spread = s.ratio[rank], s.spread[rank]
     desk.busy[i] = 0.0  # it ends now
@@ -175,11 +178,11 @@ def note_end(policy, desk, rank, i, now, factor):
 
 
 @counting_nothing
-def next_action(policy, desk, rank, now, timed_out, led, lead):
+def next_action(desk, rank, now, timed_out, led, lead):
     """The action that a rank is to start now, -1 to wait; `conductor.rl.kernels.decide_locally` with a
     decision that may be forced or sampled. It is held to the plan or, if `led`, to the action `lead` (-1: to
     waiting), and a rank that has waited may be asked again at any time then."""
-    p, s = policy.p, desk.s
+    p, s = desk.policy.p, desk.s
     if led and s.wake[rank] > now:
         s.declined[rank] = 0
         refresh(p, s, rank)
@@ -192,7 +195,7 @@ def next_action(policy, desk, rank, now, timed_out, led, lead):
         return only
     observe(p, s, desk.busy, desk.observation)
     network(
-        policy.weights, desk.observation, num_local(p, s), desk.hidden, desk.other, desk.row,
+        desk.policy.weights, desk.observation, num_local(p, s), desk.hidden, desk.other, desk.row,
         desk.logits,
     )  # fmt: skip
     planned = rule(p, s, REPLAY)
@@ -201,7 +204,7 @@ def next_action(policy, desk, rank, now, timed_out, led, lead):
         planned = p.slots[lead]
     elif led and (s.counts[CHOICES] >> wait) & 1:
         planned = wait
-    desk.logits[planned] += policy.stay
+    desk.logits[planned] += desk.policy.stay
     if desk.forced[KIND] == ORDER:
         desk.forced[KIND] = -1
         desk.forced[COUNT] = s.counts[CHOICES]
@@ -229,15 +232,16 @@ def luck(desk):
 
 
 @counting_nothing
-def look(policy, desk, rank, i, now):
+def look(desk, rank, i, now):
     """The borrower's part of the lending head's first layer, before its options are known."""
-    p, s = policy.p, desk.s
+    p, s = desk.policy.p, desk.s
     s.numbers[NOW] = now
     s.counts[STALLED] = 0
     s.counts[RANK] = rank
     s.counts[CHOICES] = 1 << p.slots[i]
     observe(p, s, desk.busy, desk.observation)
-    weights, v = policy.weights, p.slots[i] // 3
+    policy, v = desk.policy, p.slots[i] // 3
+    weights = policy.weights
     layer(desk.observation[v], weights[0], weights[1][0], desk.hidden)
     for j in range(len(desk.hidden)):
         desk.hidden[j] = max(desk.hidden[j], np.float32(0.0))
@@ -248,8 +252,9 @@ def look(policy, desk, rank, i, now):
 
 
 @counting_nothing
-def choose_option(policy, desk, count):
+def choose_option(desk, count):
     """The option of a lending decision to take, by its features and the scores without the network."""
+    policy = desk.policy
     forced = desk.forced[KIND] == LEND
     if forced:
         desk.forced[KIND] = -1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +15,9 @@ from conductor.problem.spec import PipelineSpec
 from conductor.rl.instance import Instance
 from conductor.rl.kernels import NUM_FEATURES
 from conductor.rl.npz import read_arrays, write_arrays
-from conductor.rl.play import NO_WEIGHTS, Float32Array, Weights
+from conductor.rl.play import Float32Array, Weights
 from conductor.rl.two_tier.network import LendingNetwork
 from conductor.rl.two_tier.policy.kernels import NUM_OPTION_FEATURES, Policy
-from conductor.schedules.registry import build
 
 SHIPPED = Path(__file__).parents[2] / "shipped" / "two_tier.npz"
 """The policy that comes with the package."""
@@ -135,14 +133,3 @@ def runs(spec: PipelineSpec, schedule: Schedule) -> bool:
         return Instance.of(spec, schedule).plan == schedule
     except ConductorError:
         return False
-
-
-@cache
-def no_policy() -> Policy:
-    """What the event loop takes where no policy decides: of no pipeline in particular."""
-    spec = PipelineSpec(
-        name="none", num_ranks=1, num_microbatches=1, forward_ms=1.0, backward_input_ms=1.0,
-        backward_weight_ms=1.0,
-    )  # fmt: skip
-    nothing = TwoTierPolicy.initial(NO_WEIGHTS, np.random.default_rng(0), width=1)
-    return nothing.compiled(Instance.of(spec, build("zb-1p", spec)), orders=False, lends=False)

@@ -246,12 +246,14 @@ def _collect(training: TwoTierTraining) -> _Seen:
     for index in chosen:
         one = training.lessons[index]
         prepared = one.prepared
-        mind = _tier(one, policy, config.stay).mind(prepared)
+        tier = _tier(one, policy, config.stay)
+        compiled = tier.compiled_policy(prepared)
+        assert compiled is not None
         durations, factors = prepared.realise(
             one.variation.sample(prepared.program, config.draws, rng)
         )
         episodes, n = durations.shape
-        stages = mind.policy.p.local_stages.shape[1]
+        stages = compiled.p.local_stages.shape[1]
         room = [int(2 * most) + 4 for most in config.compared]
         slots, tries = 3 * stages + 1, config.tries
         order_seen = np.zeros((episodes, room[0], stages, NUM_FEATURES), np.float32)
@@ -269,7 +271,8 @@ def _collect(training: TwoTierTraining) -> _Seen:
         # Of an action's eight block boundaries few have lenders to choose from.
         shares = np.array([config.compared[0] / n, config.compared[1] / n])
         compare(
-            prepared.layout, prepared.costs, prepared.rules, mind, durations, factors, shares, seeds,
+            prepared.layout, prepared.costs, prepared.rules, tier.mind(prepared), compiled, durations,
+            factors, shares, seeds,
             order_seen, order_choices, order_plan, order_outcomes, lend_seen, lend_options, lend_leads,
             lend_outcomes, lend_counts, lengths, makespans,
         )  # fmt: skip

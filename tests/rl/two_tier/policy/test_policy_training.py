@@ -42,8 +42,8 @@ def test_the_policys_own_choice_leads_to_its_own_makespan():
     prepared = one.prepared
     drawn = STRAGGLERS.sample(prepared.program, 3, np.random.default_rng(0))
     durations, factors = prepared.realise(drawn)
-    mind = tier.mind(prepared)
-    stages, tries = mind.policy.p.local_stages.shape[1], 65
+    mind, compiled = tier.mind(prepared), tier.compiled_policy(prepared)
+    stages, tries = compiled.p.local_stages.shape[1], 65
     orders = (
         np.zeros((3, 20, stages, 43), np.float32), np.zeros((3, 20), np.int64),
         np.zeros((3, 20), np.int64), np.zeros((3, 20, 3 * stages + 1)),
@@ -54,7 +54,7 @@ def test_the_policys_own_choice_leads_to_its_own_makespan():
     )  # fmt: skip
     lengths, makespans = np.zeros((3, 2), np.int64), np.zeros(3)
     compare(
-        prepared.layout, prepared.costs, prepared.rules, mind, durations, factors, np.array([0.2, 0.1]),
+        prepared.layout, prepared.costs, prepared.rules, mind, compiled, durations, factors, np.array([0.2, 0.1]),
         np.zeros(3, np.uint64), *orders, *lends, lengths, makespans,
     )  # fmt: skip
     assert makespans.tolist() == run_draws(prepared, tier, drawn).makespan_ms.tolist()

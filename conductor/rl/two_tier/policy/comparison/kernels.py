@@ -10,13 +10,13 @@ import numba
 import numpy as np
 
 from conductor.migration.kernels import IDLE, RUN, make_log, make_state
-from conductor.rl.kernels import copy, copy_state, uniform
+from conductor.rl.kernels import copy, copy_state, counting_nothing, uniform
 from conductor.rl.two_tier.kernels import advance, begin_run, make_memory, run_on
-from conductor.rl.two_tier.policy.kernels import COUNT, KIND, LEND, OPTION, ORDER, OWN
+from conductor.rl.two_tier.policy.kernels import COUNT, KIND, LEND, OPTION, ORDER, OWN, make_desk
 
 
 @numba.njit(cache=True, nogil=True)
-def copy_run(a, b, memory, other, log, record):
+def copy_run(a, b, desk, other_desk, memory, other, log, record):
     """Makes a second run equal to one under way; nothing of either policy decision to come is kept."""
     copy(a.tree, b.tree)
     copy(a.event_ms, b.event_ms)
@@ -49,8 +49,8 @@ def copy_run(a, b, memory, other, log, record):
     copy(memory.clock_ms, other.clock_ms)
     copy(memory.warned_ms, other.warned_ms)
     copy(memory.hope_ms, other.hope_ms)
-    copy_state(memory.desk.s, other.desk.s)
-    copy(memory.desk.busy, other.desk.busy)
+    copy_state(desk.s, other_desk.s)
+    copy(desk.busy, other_desk.busy)
     copy(log.start_ms, record.start_ms)
     copy(log.moved, record.moved)
     copy(log.num_helps, record.num_helps)
@@ -88,9 +88,15 @@ def pick_tried(tried, count, own, seed, turn):
     return size
 
 
+@counting_nothing
+def next_event(layout, costs, rules, mind, desk, state, memory, log, durations, factors):
+    """`advance`, compiled once for both its places."""
+    return advance(layout, costs, rules, mind, desk, state, memory, log, durations, factors)
+
+
 @numba.njit(cache=True, nogil=True)
 def compare(
-    layout, costs, rules, mind, durations, factors, shares, seeds, order_seen, order_choices, order_plan,
+    layout, costs, rules, mind, policy, durations, factors, shares, seeds, order_seen, order_choices, order_plan,
     order_outcomes, lend_seen, lend_options, lend_leads, lend_outcomes, lend_counts, lengths, makespans,
 ):  # fmt: skip
     """Plays sampled episodes; of each kind of decision a share is tried, as far as there is room for it.
@@ -112,23 +118,22 @@ def compare(
     n, num_ranks = len(layout.ranks), len(layout.rank_streams) - 1
     num_streams, num_units = len(layout.stream_offsets) - 1, costs.where.shape[2]
     state, log = make_state(n, num_ranks, num_streams), make_log(n)
-    memory = make_memory(num_units, num_ranks, n, mind.policy)
+    memory, own = make_memory(num_units, num_ranks, n), make_desk(policy)
     trial, record = make_state(n, num_ranks, num_streams), make_log(n)
-    other = make_memory(num_units, num_ranks, n, mind.policy)
-    desk = other.desk
+    other, desk = make_memory(num_units, num_ranks, n), make_desk(policy)
     tried = np.zeros(lend_options.shape[2], np.int64)
     for e in range(len(durations)):
-        begin_run(layout, costs, mind, state, memory, log, factors[e])
-        memory.desk.sample[0] = seeds[e]
+        begin_run(layout, costs, mind, own, state, memory, log, factors[e])
+        own.sample[0] = seeds[e]
         turn = 0
         counts = lengths[e]
         counts[:] = 0
         while True:
             rank = state.tree[1]
             event, kind = state.event[rank], -1
-            if mind.policy.orders and event == IDLE and state.action[rank] < 0:
+            if policy.orders and event == IDLE and state.action[rank] < 0:
                 kind = ORDER
-            elif mind.policy.lends and (event == RUN or (event == IDLE and not rules.postpone)):
+            elif policy.lends and (event == RUN or (event == IDLE and not rules.postpone)):
                 kind = LEND
             turn += 1
             if (
@@ -136,9 +141,11 @@ def compare(
                 and counts[kind] < (len(order_plan[e]) if kind == ORDER else len(lend_seen[e]))
                 and uniform(seeds[e] + np.uint64(1), turn) < shares[kind]
             ):
-                copy_run(state, trial, memory, other, log, record)
+                copy_run(state, trial, own, desk, memory, other, log, record)
                 desk.forced[KIND], desk.forced[OPTION] = kind, -1
-                advance(layout, costs, rules, mind, trial, other, record, durations[e], factors[e])
+                next_event(
+                    layout, costs, rules, mind, desk, trial, other, record, durations[e], factors[e]
+                )
                 t = counts[kind]
                 decided = desk.forced[KIND] == -1
                 desk.forced[KIND] = -1
@@ -150,10 +157,10 @@ def compare(
                     for option in range(order_outcomes.shape[2]):
                         order_outcomes[e, t, option] = 0.0
                         if (choices >> option) & 1:
-                            copy_run(state, trial, memory, other, log, record)
+                            copy_run(state, trial, own, desk, memory, other, log, record)
                             desk.forced[KIND], desk.forced[OPTION] = kind, option
                             order_outcomes[e, t, option] = run_on(
-                                layout, costs, rules, mind, trial, other, record, durations[e],
+                                layout, costs, rules, mind, desk, trial, other, record, durations[e],
                                 factors[e],
                             )  # fmt: skip
                     counts[kind] += 1
@@ -162,21 +169,21 @@ def compare(
                         tried, desk.forced[COUNT], desk.forced[OWN], seeds[e] + np.uint64(2), turn * 64
                     )  # fmt: skip
                     i = trial.action[rank]
-                    lend_seen[e, t] = desk.kept[mind.policy.p.slots[i] // 3]
+                    lend_seen[e, t] = desk.kept[policy.p.slots[i] // 3]
                     lend_counts[e, t] = size
                     for k in range(size):
                         lend_options[e, t, k] = desk.seen[tried[k]]
                         lend_leads[e, t, k] = desk.leads[tried[k]]
                     for k in range(size):
-                        copy_run(state, trial, memory, other, log, record)
+                        copy_run(state, trial, own, desk, memory, other, log, record)
                         desk.forced[KIND], desk.forced[OPTION] = kind, tried[k]
                         lend_outcomes[e, t, k] = run_on(
-                            layout, costs, rules, mind, trial, other, record, durations[e],
+                            layout, costs, rules, mind, desk, trial, other, record, durations[e],
                             factors[e],
                         )  # fmt: skip
                     counts[kind] += 1
-            if not advance(
-                layout, costs, rules, mind, state, memory, log, durations[e], factors[e]
+            if not next_event(
+                layout, costs, rules, mind, own, state, memory, log, durations[e], factors[e]
             ):
                 break
         makespans[e] = memory.clock_ms[0] if memory.ended[0] == n else np.inf

@@ -30,7 +30,7 @@ PLACEMENTS = 2
 BATCH, MOST_SAMPLES = 2_000, 32
 """Stages that the network looks at in a batch of sampled episodes, and the most episodes of a batch."""
 
-EFFORT = 23_000
+EFFORT = 30_000
 """What planning takes without being told: looks of the network, and twice as many as orders of the polish;
 some 40 ms."""
 
@@ -120,7 +120,8 @@ def plan_learned(
         orders.append(
             scored(polish(spec, best[1], evaluations=count, objective=objective, seed=seed))
         )
-    if durations is None and orders[-1] is not ranked[0]:
+    orders = list(dict.fromkeys(orders))
+    if durations is None and len(orders) > 1:
         best = min(orders, key=lambda one: _mean_ms(spec, one[1], seed))
     return LearnedPlan(
         schedule=best[1],

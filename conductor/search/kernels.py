@@ -30,6 +30,10 @@ REACH = 24
 REPAIR_REACH = 40
 """How far behind a violation of the memory limit an action that frees memory is looked for."""
 
+_uncounted = numba.njit(cache=True, _nrt=False)  # type: ignore[call-overload]  # private
+"""Without reference counts: nothing here allocates, and counting thirty arrays in and out of every call takes
+longer than what most of the calls do."""
+
 _SHIFT_A, _SHIFT_B, _SHIFT_C = np.uint64(13), np.uint64(7), np.uint64(17)
 _TO_MANTISSA = np.uint64(11)
 _UNIT = 2.0**-53
@@ -109,7 +113,7 @@ class State(NamedTuple):
     values: np.ndarray
 
 
-@numba.njit(cache=True)
+@_uncounted
 def _random(rng):
     x = rng[0]
     x ^= x << _SHIFT_A
@@ -119,7 +123,7 @@ def _random(rng):
     return (x >> _TO_MANTISSA) * _UNIT
 
 
-@numba.njit(cache=True)
+@_uncounted
 def _sort_region(problem, state, low, high):
     """Orders the actions at positions low..high topologically into `queue`; False is a deadlock."""
     row, place, order, position = state.row, state.place, state.order, state.position
@@ -159,7 +163,7 @@ def _sort_region(problem, state, low, high):
     return count == high - low + 1
 
 
-@numba.njit(cache=True)
+@_uncounted
 def _end_of(problem, state, v):
     end = state.end
     start = end[state.row[state.place[v] - 1], 0]
@@ -170,7 +174,7 @@ def _end_of(problem, state, v):
     return start + problem.busy[v, 0]
 
 
-@numba.njit(cache=True)
+@_uncounted
 def _tail_of(problem, state, v):
     tail = state.tail
     longest = tail[state.row[state.place[v] + 1]]
@@ -181,7 +185,7 @@ def _tail_of(problem, state, v):
     return longest + problem.busy[v, 0]
 
 
-@numba.njit(cache=True)
+@_uncounted
 def _longest_through(problem, state, low, high, threshold):
     """New ends and tails of the region in `queue`; the longest path through it.
 
@@ -211,7 +215,7 @@ def _longest_through(problem, state, low, high, threshold):
     return longest
 
 
-@numba.njit(cache=True)
+@_uncounted
 def _place_region(state, low, high):
     for k in range(high - low + 1):
         v = state.queue[k]
@@ -219,7 +223,7 @@ def _place_region(state, low, high):
         state.position[v] = low + k
 
 
-@numba.njit(cache=True)
+@_uncounted
 def _propagate(problem, state, low, high):
     """Carries the region's new ends and tails on to everything they change."""
     row, place, order, position = state.row, state.place, state.order, state.position
@@ -274,25 +278,34 @@ def _propagate(problem, state, low, high):
                 num_dirty += 1
 
 
-@numba.njit(cache=True)
+@_uncounted
 def _summary(values, tail_share):
     if len(values) == 1:
         return values[0]
-    if tail_share > 0.0:
-        ranked = values.copy()
-        ranked.sort()
-        at = (len(values) - 1) * (1.0 - tail_share)
-        low = int(at)
-        high = min(low + 1, len(values) - 1)
-        return ranked[low] + (at - low) * (ranked[high] - ranked[low])
-    return values.mean()
+    if tail_share == 0.0:
+        total = 0.0
+        for value in values:
+            total += value
+        return total / len(values)
+    at = (len(values) - 1) * (1.0 - tail_share)
+    low = int(at)
+    for k in range(len(values) - 1, low - 1, -1):
+        # the largest of the first k + 1 to place k
+        most = k
+        for d in range(k):
+            if values[d] > values[most]:
+                most = d
+        values[k], values[most] = values[most], values[k]
+    high = min(low + 1, len(values) - 1)
+    return values[low] + (at - low) * (values[high] - values[low])
 
 
-@numba.njit(cache=True)
+@_uncounted
 def _value(problem, state):
     """The objective, from `end` or, for what is stamped, from `trial`."""
     values = state.values
-    values[:] = 0.0
+    for d in range(len(values)):
+        values[d] = 0.0
     for rank in range(len(problem.first)):
         head, foot = state.row[problem.first[rank]], state.row[problem.last[rank]]
         heads = state.trial if state.stamp[head] == IN_TRIAL else state.end
@@ -344,25 +357,26 @@ def evaluate(problem, state):
     return _value(problem, state)
 
 
-@numba.njit(cache=True)
+@_uncounted
 def _find_tails(problem, state):
     """Tails of all actions; a rank's span counts from its own start, so its tails end there."""
     n = len(state.place)
     state.tail[n] = -np.inf
     for rank in range(len(problem.first)):
         state.tail[n + 1 + rank] = -_origin(problem, state, rank)
-    for v in state.order[::-1]:
+    for k in range(n - 1, -1, -1):
+        v = state.order[k]
         state.tail[v] = _tail_of(problem, state, v)
 
 
-@numba.njit(cache=True)
+@_uncounted
 def _origin(problem, state, rank):
     """What the objective counts from on a rank: its first start for spans, else 0."""
     head = state.row[problem.first[rank]]
     return state.end[head, 0] - problem.busy[head, 0] if problem.is_span else 0.0
 
 
-@numba.njit(cache=True)
+@_uncounted
 def _find_path(problem, state, d):
     """A critical path of draw d into `path`, from its end; ties at random. Gives its length."""
     row, place, end = state.row, state.place, state.end
@@ -399,7 +413,7 @@ def _find_path(problem, state, d):
     return length
 
 
-@numba.njit(cache=True)
+@_uncounted
 def _shift(problem, state, i, j):
     """Moves the token at row index i to j; tokens of one stream keep their order."""
     row, streams = state.row, problem.streams
@@ -418,7 +432,7 @@ def _shift(problem, state, i, j):
     row[j] = carried
 
 
-@numba.njit(cache=True)
+@_uncounted
 def _first_excess(problem, state, rank, i, j):
     """The first row index in i..j where memory exceeds the limit, or -1."""
     held = state.memory[i - 1] if i > problem.first[rank] else 0.0
@@ -431,7 +445,7 @@ def _first_excess(problem, state, rank, i, j):
     return -1
 
 
-@numba.njit(cache=True)
+@_uncounted
 def _settle(problem, state, rank, i, j):
     """Places and memory of row indices i..j."""
     held = state.memory[i - 1] if i > problem.first[rank] else 0.0
@@ -442,7 +456,7 @@ def _settle(problem, state, rank, i, j):
         state.memory[t] = held
 
 
-@numba.njit(cache=True)
+@_uncounted
 def _restore(state, i, j):
     for t in range(i, j + 1):
         v = state.saved_row[t]
@@ -450,7 +464,7 @@ def _restore(state, i, j):
         state.place[v] = t
 
 
-@numba.njit(cache=True)
+@_uncounted
 def _try_draws(problem, state, low, high, threshold):
     """All draws: new ends behind the region's front, into `trial`; the objective."""
     row, place, order, position = state.row, state.place, state.order, state.position
@@ -506,12 +520,13 @@ def _try_draws(problem, state, low, high, threshold):
     for t in range(low, stop):
         v = state.queue[t - low] if t <= high else order[t]
         if stamp[v] == IN_TRIAL and accepted:
-            end[v, :] = trial[v, :]
+            for d in range(num_draws):
+                end[v, d] = trial[v, d]
         stamp[v] = CLEAN
     return value
 
 
-@numba.njit(cache=True)
+@_uncounted
 def _attempt(problem, state, rank, i, j, threshold):
     """Judges the order whose window i..j of `row` was edited (`saved_row` has the old one).
 
@@ -541,7 +556,7 @@ def _attempt(problem, state, rank, i, j, threshold):
     return verdict
 
 
-@numba.njit(cache=True)
+@_uncounted
 def _propose(problem, state, path_length):
     """Edits a window of `row` and saves what stood there.
 
@@ -566,7 +581,8 @@ def _propose(problem, state, path_length):
     low, high = min(i, j), max(i, j)
     if low == high or (high - low == 1 and problem.streams[row[i]] == problem.streams[row[j]]):
         return -1, low, high
-    state.saved_row[low : high + 1] = row[low : high + 1]
+    for t in range(low, high + 1):
+        state.saved_row[t] = row[t]
     _shift(problem, state, i, j)
     while True:
         excess = _first_excess(problem, state, rank, low, high)
@@ -576,15 +592,17 @@ def _propose(problem, state, path_length):
         while t <= min(last, excess + REPAIR_REACH) and problem.freed[row[t]] == 0.0:
             t += 1
         if t > min(last, excess + REPAIR_REACH):
-            row[low : high + 1] = state.saved_row[low : high + 1]
+            for k in range(low, high + 1):
+                row[k] = state.saved_row[k]
             return -1, low, high
         if t > high:
-            state.saved_row[high + 1 : t + 1] = row[high + 1 : t + 1]
+            for k in range(high + 1, t + 1):
+                state.saved_row[k] = row[k]
             high = t
         _shift(problem, state, t, excess)
 
 
-@numba.njit(cache=True)
+@_uncounted
 def anneal(problem, state, best_row, values, progress, evaluations, length, hot, cold, target):
     """Simulated annealing: a part of a round. However a round is cut, it gives the same orders.
 
@@ -629,5 +647,6 @@ def anneal(problem, state, best_row, values, progress, evaluations, length, hot,
             progress[1] = 0
             if value < values[1] - 1e-9:
                 values[1] = value
-                best_row[:] = state.row
+                for t in range(len(best_row)):
+                    best_row[t] = state.row[t]
     return done

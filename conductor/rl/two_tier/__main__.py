@@ -23,7 +23,7 @@ def main() -> None:
     start = time.perf_counter()
     rng = np.random.default_rng((given.seed, 3))
     lessons = [random_lesson(rng) for _ in range(given.pipelines)]
-    validation = [random_lesson(np.random.default_rng((4, k))) for k in range(12)]
+    validation = [random_lesson(np.random.default_rng((4, k))) for k in range(48)]
 
     def report(generation: int, ratio: float) -> None:
         seconds = time.perf_counter() - start

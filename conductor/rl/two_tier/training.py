@@ -62,7 +62,7 @@ class EvolutionConfig:
     """
 
     hidden: int = 8
-    generations: int = 200
+    generations: int = 600
     pairs: int = 12
     lessons: int = 8
     draws: int = 8

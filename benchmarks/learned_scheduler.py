@@ -9,8 +9,8 @@
 Every row is 1,000 fresh draws of each seed, the same for all columns; a training sees none of them, and nothing
 is chosen on them. `searched` is a static order: a local search for the mean over 256 other draws, from all
 published ones. A specialist of 4 ranks is trained twice from the package's policy, on that order and on the
-best published one; one of 8 ranks from a clone of the searched order. Which training, and how firmly the policy
-is held to its plan, is chosen on 512 further draws.
+best published one (under stragglers on that alone, for longer); one of 8 ranks from a clone of the searched
+order. Which training, and how firmly the policy is held to its plan, is chosen on 512 further draws.
 """
 
 from __future__ import annotations
@@ -55,22 +55,24 @@ EIGHT = PipelineSpec(
 )  # fmt: skip
 STRAGGLERS = Product((UniformNoise(0.1), MarkovStragglers()))
 THIRTY_TWO = EIGHT.with_(num_microbatches=32)
-CASES = {
-    "c1-0": (FOUR, NoVariation(), 512, 100_000),
-    "c1-10": (FOUR, UniformNoise(0.1), 4096, 1_000_000),
-    "c1-30": (FOUR, UniformNoise(0.3), 12_800, 1_000_000),
-    "c4": (FOUR, STRAGGLERS, 12_800, 1_000_000),
-    "c3-16-0": (EIGHT, NoVariation(), 512, 100_000),
-    "c3-16-30": (EIGHT, UniformNoise(0.3), 16_384, 2_000_000),
-    "c3-32-0": (THIRTY_TWO, NoVariation(), 512, 100_000),
-    "c3-32-20": (THIRTY_TWO, UniformNoise(0.2), 4096, 2_000_000),
-    "c3-32-30": (THIRTY_TWO, UniformNoise(0.3), 4096, 2_000_000),
-}
-"""Spec, variation, episodes of a training, orders that the search tries."""
-
 PUBLISHED, SEARCHED = 0, 1
-STARTS = {4: ((PUBLISHED, True), (SEARCHED, True)), 8: ((SEARCHED, False),)}
-"""Trainings of a case, by ranks: on which order, and whether from the package's policy or from a clone."""
+ON_BOTH = (PUBLISHED, True), (SEARCHED, True)
+ON_PUBLISHED = ((PUBLISHED, True),)
+CLONED = ((SEARCHED, False),)
+"""Trainings of a case: on which order, and whether from the package's policy or from a clone."""
+
+CASES = {
+    "c1-0": (FOUR, NoVariation(), 100_000, 512, ON_BOTH),
+    "c1-10": (FOUR, UniformNoise(0.1), 1_000_000, 4096, ON_BOTH),
+    "c1-30": (FOUR, UniformNoise(0.3), 1_000_000, 12_800, ON_BOTH),
+    "c4": (FOUR, STRAGGLERS, 1_000_000, 204_800, ON_PUBLISHED),
+    "c3-16-0": (EIGHT, NoVariation(), 100_000, 512, CLONED),
+    "c3-16-30": (EIGHT, UniformNoise(0.3), 2_000_000, 16_384, CLONED),
+    "c3-32-0": (THIRTY_TWO, NoVariation(), 100_000, 512, CLONED),
+    "c3-32-20": (THIRTY_TWO, UniformNoise(0.2), 2_000_000, 4096, CLONED),
+    "c3-32-30": (THIRTY_TWO, UniformNoise(0.3), 2_000_000, 4096, CLONED),
+}
+"""Spec, variation, orders that the search tries, episodes of a training, trainings."""
 
 LONG = {"entropy_coefficient": 0.02}
 """Changes of the settings for eight ranks: of many decisions each is worth less beside the luck of the draw,
@@ -95,14 +97,14 @@ DRAWS, CHOOSING_DRAWS = 1000, 512
 @cache
 def plans(case):
     """The best published order and the searched one, as instances."""
-    spec, variation, _, evaluations = CASES[case]
+    spec, variation, evaluations, _, _ = CASES[case]
     found = best_plan(spec), robust_plan(spec, variation, evaluations)
     return tuple(Instance.of(spec, plan) for plan in found)
 
 
 def trained(case, instance, seed, *, from_shipped=True, **changes):
     """The training on one of a case's plans, from the package's policy or from nothing."""
-    spec, variation, episodes, _ = CASES[case]
+    spec, variation, _, episodes, _ = CASES[case]
     episodes = changes.pop("episodes", episodes)
     if spec.num_ranks > 4:
         changes = {**LONG, **changes}
@@ -115,10 +117,10 @@ def trained(case, instance, seed, *, from_shipped=True, **changes):
 
 
 def specialist(case, seed, **changes):
-    """Execution of the better of two trainings, on draws for choosing, and what it is."""
+    """Execution of the best training, on draws for choosing, and what it is."""
     chosen_on = common(CASES[case][1], CHOOSING_DRAWS, (seed, 4))
     found = []
-    for start, from_shipped in STARTS[CASES[case][0].num_ranks]:
+    for start, from_shipped in CASES[case][-1]:
         instance = plans(case)[start]
         training = trained(case, instance, seed, from_shipped=from_shipped, **changes)
         durations = chosen_on.of(instance.plan, instance.program)

@@ -38,7 +38,7 @@ def evaluate(
             help="Schedulers, separated by commas: SCHEDULE[+ready-first|+policy][+migration], where SCHEDULE"
             " is one of `conductor schedules`, best or searched; joint+migration. rl alone is the learned"
             " scheduler as a whole, rl+migration lends as well; rl+policy+migration, one policy for both,"
-            " is planned for minutes. Default: all but that.",
+            " compiles for two minutes at first. Default: all but that.",
         ),
     ] = None,
     draws: Annotated[int, typer.Option(metavar="N", min=2, help="Fresh paired draws.")] = 1000,

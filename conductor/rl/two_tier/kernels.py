@@ -4,6 +4,9 @@ Beside the planner's rules it has three things to decide with, and each can be l
 planner's loop float for float (`conductor.migration.kernels`): what actions will take, told from what has
 ended; a price of each lender, from a small network; when to leave the order of the plan.
 
+`desk` is the policy of both tiers at work, or None: the branches on that are decided when the loop is compiled,
+so that without a policy it has none of the policy's hundred arrays.
+
 Realised durations are read only to advance the clock and once an action has ended (or, as the planner's rules
 do, at its first block boundary). What a rank needs to know of others is what messages carry: how long the
 micro-batch took on other ranks, and what the rules already ask of lenders.

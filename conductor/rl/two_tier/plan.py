@@ -30,8 +30,6 @@ from conductor.variation import NoVariation, Variation
 
 _ACTIONS = 100_000
 """Actions simulated for each candidate, in 64 to 512 draws."""
-_FREE = 0.0005
-"""What leave to overtake may cost on planning draws."""
 _STEADFAST = 1e9
 """Patience of a rank that keeps to the plan."""
 _LATE, _LATE_DRAWS = 3.0, 8
@@ -146,7 +144,7 @@ def plan_two_tier(
     if gain.mean() > 1.64 * gain.std() / np.sqrt(len(gain)) + 1e-9 * base.mean():
         best, found = learned, values
     if best.execution == "static" and not best.schedule.overlaps.any():
-        free = found.mean() * (1.0 + (_FREE if len(found) > 1 else 1e-9))
+        free = found.mean() * (1.0 + 1e-9)
         for patience in (PATIENCE, _STEADFAST):
             patient = replace(
                 best, execution="ready-first", tier=replace(best.tier, patience=patience)

@@ -67,7 +67,7 @@ CASES = {
     "c1-30": (FOUR, UniformNoise(0.3), 1_000_000, 12_800, ON_BOTH),
     "c4": (FOUR, STRAGGLERS, 1_000_000, 204_800, ON_PUBLISHED),
     "c3-16-0": (EIGHT, NoVariation(), 100_000, 512, CLONED),
-    "c3-16-30": (EIGHT, UniformNoise(0.3), 2_000_000, 16_384, CLONED),
+    "c3-16-30": (EIGHT, UniformNoise(0.3), 2_000_000, 49_152, CLONED),
     "c3-32-0": (THIRTY_TWO, NoVariation(), 100_000, 512, CLONED),
     "c3-32-20": (THIRTY_TWO, UniformNoise(0.2), 2_000_000, 4096, CLONED),
     "c3-32-30": (THIRTY_TWO, UniformNoise(0.3), 2_000_000, 4096, CLONED),

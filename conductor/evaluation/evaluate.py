@@ -94,7 +94,7 @@ class ScenarioResult:
 
 def default_schedulers() -> tuple[str, ...]:
     """Every schedule, the best and the searched one, alone and with what can be added; the learned ones where
-    the package has their weights. `rl+policy+migration` compiles for two minutes at first: only if asked for."""
+    the package has their weights. `rl+policy+migration` compiles for two minutes: only if asked for."""
     names = (*POOL, "searched")
     return (
         *names,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -63,6 +64,9 @@ class Processes:
         return float(self.joined([own], np.array([self.rank]), self.count).sum())
 
 
+_DRAIN_S = 0.2
+"""Ample for threads that wait for nothing but the interpreter's lock."""
+
 ALONE = Processes()
 """No other process."""
 
@@ -93,4 +97,7 @@ def launched(device: str) -> Iterator[Processes]:
     try:
         yield Processes(rank=dist.get_rank(), count=count, device=device)
     finally:
+        # Gloo's threads free what they have sent a little later, with the interpreter's lock: a process that
+        # ends before they got it aborts.
+        time.sleep(_DRAIN_S)
         dist.destroy_process_group()

@@ -480,8 +480,8 @@ def decide(
 
 @_inlined
 def choose_by_policy(
-    layout, costs, rules, mind, desk, state, memory, rank, i, now, whole_ms, saved_ms, parts, inside, seen, least,
-    found, room,
+    layout, costs, rules, mind, desk, state, memory, rank, i, now, whole_ms, saved_ms, parts, inside, seen,
+    least, found, room,
 ):  # fmt: skip
     """Of the lenders found, the policy's: each may be asked for all that it can do, or for some eighths."""
     unit = mind.unit_ms

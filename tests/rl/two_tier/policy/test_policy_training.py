@@ -54,8 +54,8 @@ def test_the_policys_own_choice_leads_to_its_own_makespan():
     )  # fmt: skip
     lengths, makespans = np.zeros((3, 2), np.int64), np.zeros(3)
     compare(
-        prepared.layout, prepared.costs, prepared.rules, mind, compiled, durations, factors, np.array([0.2, 0.1]),
-        np.zeros(3, np.uint64), *orders, *lends, lengths, makespans,
+        prepared.layout, prepared.costs, prepared.rules, mind, compiled, durations, factors,
+        np.array([0.2, 0.1]), np.zeros(3, np.uint64), *orders, *lends, lengths, makespans,
     )  # fmt: skip
     assert makespans.tolist() == run_draws(prepared, tier, drawn).makespan_ms.tolist()
     assert (lengths.sum(0) > 5).all()

@@ -97,7 +97,8 @@ def next_event(layout, costs, rules, mind, desk, state, memory, log, durations, 
 @numba.njit(cache=True, nogil=True)
 def compare(
     layout, costs, rules, mind, policy, durations, factors, shares, seeds, order_seen, order_choices,
-    order_plan, order_outcomes, lend_seen, lend_options, lend_leads, lend_outcomes, lend_counts, lengths, makespans,
+    order_plan, order_outcomes, lend_seen, lend_options, lend_leads, lend_outcomes, lend_counts,
+    lengths, makespans,
 ):  # fmt: skip
     """Plays sampled episodes; of each kind of decision a share is tried, as far as there is room for it.
 
